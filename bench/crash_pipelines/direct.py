@@ -103,10 +103,11 @@ def send(url: str, sent: Sent, stop: threading.Event, failed: threading.Event, r
             waiting, until_s = collections.deque([body_of(rng)]), time.monotonic() + _PATIENCE_S
             while waiting and not failed.is_set():
                 if time.monotonic() > until_s:
-                    raise SystemExit(f"a body was not acknowledged within {_PATIENCE_S} s")
+                    raise SystemExit(f"no part of a body was acknowledged within {_PATIENCE_S} s")
                 body = waiting.popleft()
                 if taken(client, url, body):
                     sent.add(body)
+                    until_s = time.monotonic() + _PATIENCE_S
                     if rng.random() < 0.1:
                         taken(client, url, body)
                     continue

@@ -5,6 +5,7 @@ All converters of the room use these types, and the committer receives them. The
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -122,11 +123,12 @@ class Batch:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the rows take."""
+        """Bytes of memory that the rows and the names of senders take."""
+        names = sum(sys.getsizeof(name) for sender in self.senders for name in sender)
         if self.size_bytes:
-            return self.size_bytes
+            return self.size_bytes + names
         # `Table.nbytes` is slow and adds nothing for an empty table.
-        return int(sum(table.nbytes for table in self.tables if table.num_rows))
+        return names + int(sum(table.nbytes for table in self.tables if table.num_rows))
 
     @property
     def weight(self) -> int:

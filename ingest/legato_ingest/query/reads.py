@@ -33,6 +33,8 @@ Run = Callable[[str, Mapping[str, Value]], list[dict[str, Any]]]
 Out = TypeVar("Out")
 # A statement counts as one for so many characters of its text and its parameters, so that those that wait take a bounded amount of memory.
 _LENGTH_OF_ONE = 65_536
+# Bytes of JSON of one statement of a page. As Python's objects they take eight times as much.
+_PAGE_ROWS_BYTES_MAX = 16 * 2**20
 # While statements of tenants under suspicion run alone, the others may wait for so many times the time of a statement.
 _SUSPECT_TIMES = 4
 
@@ -152,6 +154,10 @@ class Reads:
         if time.monotonic() > until_s:
             raise BadRequest(f"this page takes longer than {2 * self._settings.query_seconds_max} s: choose a shorter range")
         result = self._work(sql, {name: Encoded(parameter(value)) for name, value in values.items()}, "JSONEachRow", tenant)
+        if len(result.content) > _PAGE_ROWS_BYTES_MAX:
+            raise BadRequest(
+                f"this page would read {len(result.content)} bytes of rows, at most {_PAGE_ROWS_BYTES_MAX} are read: use a query (SQL)"
+            )
         return [json.loads(line) for line in result.content.splitlines()]
 
     def _work(self, sql: str, parameters: Mapping[str, Any], default_format: str, tenant: str) -> Result:

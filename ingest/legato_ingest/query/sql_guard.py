@@ -9,6 +9,7 @@ because it lets INTO OUTFILE write and ``file()`` read. This module runs none of
 from __future__ import annotations
 
 import re
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from threading import Lock
@@ -25,7 +26,7 @@ __all__ = ["Guard", "Parameters", "Refused", "bound"]
 Parameters = Mapping[str, Any]
 Run = Callable[[str, Parameters, str], bytes]
 
-_CACHE_MAX = 1024
+_CACHE_MAX, _CACHE_BYTES_MAX = 1024, 32 * 2**20
 _CACHED_TEXT_MAX = 32_768
 _TEXT_MAX = 262_144
 # ClickHouse ends its syntax errors with the statement that the guard wrapped around the reader's.
@@ -37,8 +38,9 @@ class Guard:
 
     ``own``: the database of Legato's tables.
 
-    The last 1,024 accepted statements are cached by their text, without the numbers of a Grafana time range (``sql_template``), so a
-    dashboard's refresh costs no call of ``run``. Rejections are not cached: each is decided on the statement itself.
+    The last 1,024 accepted statements, of 32 MiB at most, are cached by their text, without the numbers of a Grafana time range
+    (``sql_template``), so a dashboard's refresh costs no call of ``run``. Rejections are not cached: each is decided on the statement
+    itself.
 
     An acceptance holds for every value of the parameters: they are values, never names. Only parameters that the statement names are
     bound (``bound``), because a driver may format a parameter without a place in the text into the text instead.
@@ -48,6 +50,7 @@ class Guard:
         self._run, self._own = run, own
         # None: this text with stand-ins has no template; statements of this form are cached by their full text.
         self._cache: OrderedDict[str, CanonicalText | Template | None] = OrderedDict()
+        self._cache_bytes = 0
         self._lock = Lock()
 
     def check(self, text: str, parameters: Parameters, tenant: str = ALL_TENANTS) -> CanonicalText:
@@ -88,9 +91,12 @@ class Guard:
         if len(key) > _CACHED_TEXT_MAX:
             return
         with self._lock:
+            if key in self._cache:
+                self._cache_bytes -= _size_bytes(key, self._cache[key])
             self._cache[key] = value
-            while len(self._cache) > _CACHE_MAX:
-                self._cache.popitem(last=False)
+            self._cache_bytes += _size_bytes(key, value)
+            while len(self._cache) > _CACHE_MAX or self._cache_bytes > _CACHE_BYTES_MAX:
+                self._cache_bytes -= _size_bytes(*self._cache.popitem(last=False))
 
     def _judge(self, text: str, parameters: Parameters, tenant: str) -> CanonicalText:
         if len(text) > _TEXT_MAX:
@@ -113,6 +119,13 @@ class Guard:
 
 
 _MISSING = object()
+
+
+def _size_bytes(key: str, value: CanonicalText | Template | None) -> int:
+    """Return the memory of an entry of the cache."""
+    statement = value.checked if isinstance(value, Template) else value
+    texts = (key, *((statement.sql,) if statement is not None else ()), *(value.pieces if isinstance(value, Template) else ()))
+    return sum(map(sys.getsizeof, (*texts, *(statement.parameters if statement is not None else ()))))
 
 
 def bound(statement: CanonicalText, parameters: Parameters) -> Parameters:

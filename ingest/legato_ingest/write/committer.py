@@ -24,7 +24,7 @@ from legato_ingest.storage.wal import WriteAheadLog
 from legato_ingest.storage.watermark import Watermark
 from legato_ingest.write.body import Entry
 from legato_ingest.write.group_insert import GroupInsert, Receipt, receipt_of
-from legato_ingest.write.lanes import Lanes, LatePauses, Waiting, by_day, is_late
+from legato_ingest.write.lanes import Lanes, LatePauses, Waiting, by_day, is_late, size_of
 from legato_ingest.write.log_writer import LogWriter
 from legato_ingest.write.set_aside import is_set_aside
 from legato_ingest.write.settling import Settling
@@ -108,9 +108,9 @@ class Committer:
 
     def has_room(self, batch: Batch, entry: Entry) -> bool:
         """Return whether a further batch of a body would be accepted now, as far as room is concerned."""
-        late, is_logged = is_late(batch, time.time_ns()), self._log is not None
+        now_ns, is_logged = time.time_ns(), self._log is not None
         with self._changed:
-            return not self._lanes.lack(batch.nbytes, is_late=late, entry=entry, is_logged=is_logged)
+            return not self._lanes.lack(size_of(batch, now_ns), is_late=is_late(batch, now_ns), entry=entry, is_logged=is_logged)
 
     def recover(self, batch: Batch, entry: Entry) -> None:
         """Queue rows of a request that is in the log since before this process, when there is room or inserts fail."""

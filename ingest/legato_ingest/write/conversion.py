@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import anyio
 
@@ -22,6 +23,8 @@ from legato_ingest.otlp.signals import SPANS
 from legato_ingest.write.body import Body
 
 __all__ = ["Conversions"]
+
+_T = TypeVar("_T")
 
 # So many large bodies, beside those that are converted, may be between two of their batches: they wait for room in the queue.
 _BETWEEN = 3
@@ -82,6 +85,21 @@ def _is_small(body: Body) -> bool:
     return body.signal is SPANS and http.check_type(body.content_type) != http.JSON and len(body.content) <= _SMALL_BYTES_MAX
 
 
+async def _in_thread(limiter: anyio.CapacityLimiter, convert: Callable[..., _T], *arguments: Any) -> _T:
+    """Return the result of a function that runs in a thread. A cancelled caller waits until the thread has ended.
+
+    Otherwise the place of the thread would be free while the thread runs, and calls that are cancelled would begin any number of threads.
+    """
+    task = asyncio.ensure_future(anyio.to_thread.run_sync(convert, *arguments, limiter=limiter))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([task])
+        raise
+
+
 class Conversions:
     """Converts bodies on threads, ``requests_max`` small ones at a time. Used on one event loop.
 
@@ -117,12 +135,12 @@ class Conversions:
             places = threads if bytes_max is not None else threads + _BETWEEN
             own = self._of_tenant.setdefault((lane, body.tenant), anyio.CapacityLimiter(max(1, places - bool(body.tenant))))
             async with own:
-                batches = await anyio.to_thread.run_sync(self._begun, body, bytes_max, limiter=self._threads[lane])
+                batches = await _in_thread(self._threads[lane], self._begun, body, bytes_max)
                 if batches is None:
                     continue
                 first, others = batches
                 yield first
-                while others is not None and (batch := await anyio.to_thread.run_sync(next, others, None, limiter=self._threads[lane])):
+                while others is not None and (batch := await _in_thread(self._threads[lane], next, others, None)):
                     yield batch
                 return
         raise AssertionError("the last lane takes every body")
@@ -166,7 +184,7 @@ class Conversions:
             return [None]
         bodies = [waiting.body for waiting in group]
         try:
-            return await anyio.to_thread.run_sync(self._together, bodies, limiter=self._threads[0])
+            return await _in_thread(self._threads[0], self._together, bodies)
         except Exception:
             # Out of memory, for example: a single body may still be converted, and its error is that of its request.
             return [None] * len(group)

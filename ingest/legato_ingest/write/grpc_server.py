@@ -37,8 +37,9 @@ _HANDSHAKE_MS = 30_000
 # A connection without calls is closed after the first of these times; one that does not answer a ping after the others together.
 _IDLE_MS, _KEEPALIVE_MS, _KEEPALIVE_TIMEOUT_MS = 300_000, 60_000, 20_000
 # Calls of one connection, and of all, at the same time.
-_CALLS_A_CONNECTION_MAX, _CALLS_MAX = 64, 1024
+_CALLS_A_CONNECTION_MAX, _CALLS_MAX = 64, 256
 _READ_S_MAX = 30
+_WINDOW_BYTES = 256 * 1024
 
 
 class GrpcServer:
@@ -48,6 +49,9 @@ class GrpcServer:
         self._server = aio.server(
             options=(
                 ("grpc.max_receive_message_length", settings.body_bytes_max),
+                # A call that waits for its place has a part of its message in the connection only: no window that grows.
+                ("grpc.http2.bdp_probe", 0),
+                ("grpc.http2.lookahead_bytes", _WINDOW_BYTES),
                 # Otherwise a second server could listen on the same port and get half of the calls.
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_allowed_incoming_connections", CONNECTIONS_MAX),
@@ -120,10 +124,11 @@ def _export(receiver: Receiver, signal: Signal, reading: _Places) -> Any:
         async def read(counters: Counters) -> bytes:
             try:
                 async with asyncio.timeout(_READ_S_MAX), reading.place(sender):
-                    content = await anext(messages, None)
+                    # Not the iterator ``messages``: suspended behind the message, it keeps the message in a cycle.
+                    content = await context.read()
             except TimeoutError:
                 raise Overloaded(f"the message did not arrive within {_READ_S_MAX} s") from None
-            if content is None:
+            if not isinstance(content, bytes):
                 # gRPC has answered already if the message was too large.
                 raise TooLarge(f"no message, or a message of more than {receiver.body_bytes_max} bytes")
             for count in counters:

@@ -27,12 +27,14 @@ from legato_ingest.shares import Shares
 from legato_ingest.write.body import Entry
 from legato_ingest.write.group_insert import Receipt
 
-__all__ = ["LATE_DAYS_MAX", "Lane", "Lanes", "LatePauses", "Waiting", "by_day", "is_late"]
+__all__ = ["LATE_DAYS_MAX", "Lane", "Lanes", "LatePauses", "Waiting", "by_day", "is_late", "size_of"]
 
 # Days of tables that the requests of one group touch, unless a single request touches more.
 LATE_DAYS_MAX = 64
 # Late rows may take so much of the queue; from half of that on they are inserted without the long pause.
 _LATE_SHARE = 0.5
+# Memory of the tables of a batch beside their rows. It is counted for late batches, which wait for seconds.
+_BATCH_BYTES = 64 * 1024
 _answering = threading.Lock()
 # The tables of a batch with the time that decides on a row's day.
 _TIMES = {
@@ -69,7 +71,7 @@ class Waiting:
     def of(cls, batch: Batch, now_ns: int, entry: Entry | None) -> Waiting:
         """Return a batch of a request, divided if it has rows of now and late ones."""
         tenant = entry.body.tenant if entry is not None else ""
-        waiting = cls(batch, batch.nbytes, Future(), is_late(batch, now_ns), tenant, entry)
+        waiting = cls(batch, size_of(batch, now_ns), Future(), is_late(batch, now_ns), tenant, entry)
         recent = {day for _, day in batch.days}.intersection(recent_days(now_ns))
         if waiting.is_late and recent:
             early = _Divided(batch).part(recent, is_last=False)
@@ -254,6 +256,11 @@ def is_late(batch: Batch, now_ns: int) -> bool:
     """Return whether a batch has rows of other days than today and yesterday."""
     recent = recent_days(now_ns)
     return any(day not in recent for _, day in batch.days)
+
+
+def size_of(batch: Batch, now_ns: int) -> int:
+    """Return the bytes that a batch is counted with in the lanes."""
+    return batch.nbytes + is_late(batch, now_ns) * _BATCH_BYTES
 
 
 def by_day(batches: Sequence[Batch]) -> Iterator[list[Batch]]:
