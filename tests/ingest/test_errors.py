@@ -7,18 +7,21 @@ import gc
 import gzip
 import json
 import pathlib
+import time
 import tracemalloc
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import cast
 
+import grpc
 import httpx
 import pytest
 import zstandard
 
 from helpers.repo.repository import ROOT
 from helpers.servers.otlp import PROTOBUF, StubCommitter
+from helpers.servers.otlp_grpc import grpc_over
 from helpers.servers.reading import open_store, reading
 from helpers.servers.serving import served
 from legato_ingest.dashboards.files import load as load_boards
@@ -110,6 +113,26 @@ def test_a_refused_body_is_freed_with_its_answer(monkeypatch: pytest.MonkeyPatch
             await asyncio.sleep(0.1)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("content", "is_accepted"), [(GARBAGE, False), (message(15, GARBAGE[: SIZE // 2]), True)], ids=["refused", "taken"]
+)
+def test_a_message_over_grpc_is_freed_with_its_answer(content: bytes, is_accepted: bool) -> None:
+    """A call that read its message by the iterator of gRPC kept the message in a cycle, also one that was accepted."""
+    with grpc_over(StubCommitter(Receipt()), body_bytes_max=2 * SIZE) as endpoint:
+
+        def call() -> bool:
+            try:
+                endpoint.export(content)
+            except grpc.RpcError:
+                return False
+            return True
+
+        assert call() == is_accepted
+        with keeping_less_than(SIZE):
+            assert {call() for _ in range(TIMES)} == {is_accepted}
+            time.sleep(0.1)
 
 
 STATEMENTS = {

@@ -90,14 +90,18 @@ async def _in_thread(limiter: anyio.CapacityLimiter, convert: Callable[..., _T],
 
     Otherwise the place of the thread would be free while the thread runs, and calls that are cancelled would begin any number of threads.
     """
-    task = asyncio.ensure_future(anyio.to_thread.run_sync(convert, *arguments, limiter=limiter))
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        while not task.done():
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait([task])
-        raise
+    task, is_cancelled = asyncio.ensure_future(anyio.to_thread.run_sync(convert, *arguments, limiter=limiter)), False
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            is_cancelled = True
+    if is_cancelled:
+        with suppress(BaseException):
+            task.result()
+        raise asyncio.CancelledError
+    # Not ``await task``: then the task would keep the traceback of an error, and with it the body.
+    return task.result()
 
 
 class Conversions:

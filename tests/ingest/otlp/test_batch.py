@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from helpers.builders.points import gauge, metrics_request
@@ -37,6 +39,13 @@ def test_the_empty_batch_has_the_declared_columns() -> None:
     by_others = {"verdicts", "replays", "emitter_spans"}
     assert {table.schema for table in tables} == {table.schema for name, table in TABLES.items() if name not in by_others}
     assert sum(table.num_rows for table in tables) == batch.nbytes == batch.weight == 0
+
+
+def test_names_of_senders_are_counted() -> None:
+    """They are in memory as long as the rows, and may be all of a batch: a thousand names of a kilobyte."""
+    names = Counter[tuple[str, ...]]({("scope", chr(0x1F600) * 256, str(number)): 1 for number in range(1_000)})
+    assert 1_000_000 < Batch(senders=names).nbytes < 2_000_000
+    assert Batch(senders=names, size_bytes=7).nbytes == Batch(senders=names).nbytes + 7
 
 
 def test_joined_batches_add_up() -> None:

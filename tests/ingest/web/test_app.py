@@ -72,6 +72,15 @@ def test_every_response_forbids_other_origins(client: httpx.Client, path: str) -
     assert "unsafe" not in policy and reply.headers["x-content-type-options"] == "nosniff"
 
 
+def test_a_page_reads_a_bounded_number_of_bytes(store: Store, client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream's page over 16 MiB of rows is refused with both numbers: as Python's objects they take eight times as much."""
+    ((trace,),) = store.select("SELECT lower(hex(trace_id)) FROM stream_revs LIMIT 1")
+    assert client.get(f"/api/streams/{trace}").status_code == 200
+    monkeypatch.setattr("legato_ingest.query.reads._PAGE_ROWS_BYTES_MAX", 100)
+    reply = client.get(f"/api/streams/{trace}")
+    assert reply.status_code == 400 and "bytes of rows, at most 100 are read" in reply.json()["error"]
+
+
 def test_the_html_has_no_inline_script_or_style() -> None:
     """All scripts and styles are files of this package, and nothing names another host."""
     for path in (ROOT / "ingest" / "legato_ingest" / "web" / "static").rglob("*"):

@@ -35,6 +35,13 @@ def test_files_are_kept_for_ever_by_the_hash_in_their_address(client: httpx.Clie
         assert reply.status_code == 200 and "immutable" in reply.headers["cache-control"], address
 
 
+@pytest.mark.parametrize("length", [300, 60_000])
+def test_a_long_path_is_no_file(client: httpx.Client, length: int) -> None:
+    """The file system is not asked for it."""
+    reply = client.get(f"/static/{'x' * length}")
+    assert reply.status_code == 404 and "content-security-policy" in reply.headers
+
+
 def test_another_hash_gives_the_file_and_is_not_kept(client: httpx.Client) -> None:
     """A page that is open during an upgrade still finds its modules."""
     for address in ("/static/0123456789ab/main.js", "/static/main.js", "/static/0123456789ab/vendor/plotly.min.js"):

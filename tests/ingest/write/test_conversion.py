@@ -129,6 +129,32 @@ def test_bodies_of_cancelled_requests_are_dropped() -> None:
     assert asyncio.run(main()) == 0
 
 
+def test_a_cancelled_call_keeps_its_place_until_its_thread_ends() -> None:
+    """Calls that begin a conversion and leave start no further thread meanwhile."""
+    gate, running = threading.Event(), list[int]()
+
+    def alone(body: Body, bytes_max: int | None) -> Iterator[Batch]:
+        running.append(1)
+        assert gate.wait(10)
+        return iter([Batch()])
+
+    async def main() -> None:
+        conversions = Conversions(alone, lambda bodies: [None for _ in bodies], 1)
+        tasks = []
+        for _ in range(20):
+            tasks.append(asyncio.create_task(batch_of(conversions, small(size=70_000))))
+            await asyncio.sleep(0.02)
+            tasks[-1].cancel()
+        await asyncio.sleep(0.1)
+        assert len(running) == 1 and not tasks[0].done()
+        gate.set()
+        assert all(isinstance(each, asyncio.CancelledError) for each in await asyncio.gather(*tasks, return_exceptions=True))
+        await batch_of(conversions, small(size=70_000))
+
+    asyncio.run(main())
+    assert len(running) == 2
+
+
 def of_tenant(tenant: str, size: int = 0) -> Body:
     """Return a body of a tenant."""
     return replace(small(size=size), tenant=tenant)

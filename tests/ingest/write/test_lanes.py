@@ -20,7 +20,7 @@ from helpers.platform.examples import examples
 from legato_ingest.otlp.batch import Batch, Limits
 from legato_ingest.otlp.convert import convert_points
 from legato_ingest.write.group_insert import Receipt
-from legato_ingest.write.lanes import LATE_DAYS_MAX, Lane, Waiting, by_day, is_late
+from legato_ingest.write.lanes import LATE_DAYS_MAX, Lane, Waiting, by_day, is_late, size_of
 
 NOW_NS = time.time_ns()
 TODAY = NOW_NS // DAY_NS
@@ -71,6 +71,12 @@ def test_the_parts_of_the_days_are_the_whole(given_days: list[list[int]]) -> Non
                 assert Counter(map(str, table.to_pylist())) == Counter(map(str, getattr(joined, each.name).to_pylist())), each.name
         if own:
             assert (joined.chunks, joined.unlisted, joined.senders) == (batch.chunks, batch.unlisted, batch.senders)
+
+
+def test_a_late_batch_counts_with_its_tables() -> None:
+    """It waits for seconds, and the tables of one row take fifty times the row."""
+    now, late = batch_of(0), batch_of(3)
+    assert size_of(now, NOW_NS) == now.nbytes < 16_384 < 65_536 < size_of(late, NOW_NS)
 
 
 @given(st.lists(st.integers(0, 5), max_size=5), st.integers(0, 2))
