@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import gzip
 import json
 import pathlib
 import time
-import tracemalloc
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import cast
 
 import grpc
@@ -19,6 +15,7 @@ import httpx
 import pytest
 import zstandard
 
+from helpers.platform.allocations import keeping_less_than
 from helpers.repo.repository import ROOT
 from helpers.servers.otlp import PROTOBUF, StubCommitter
 from helpers.servers.otlp_grpc import grpc_over
@@ -40,21 +37,6 @@ from legato_ingest.write.receiver import Call, Counters, Receiver
 SIZE, TIMES = 8 * 2**20, 5
 GARBAGE = b"\xff" * SIZE
 JSON = "application/json"
-
-
-@contextmanager
-def keeping_less_than(size: int) -> Iterator[None]:
-    """Fail if memory of this size was allocated in the block and is not free at its end. The garbage collector does not run."""
-    gc.collect()
-    gc.disable()
-    tracemalloc.start()
-    try:
-        yield
-        kept, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-        gc.enable()
-    assert kept < size
 
 
 def test_an_error_keeps_no_frame_of_those_before_it() -> None:

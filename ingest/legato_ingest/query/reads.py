@@ -34,7 +34,7 @@ Out = TypeVar("Out")
 # A statement counts as one for so many characters of its text and its parameters, so that those that wait take a bounded amount of memory.
 _LENGTH_OF_ONE = 65_536
 # Bytes of JSON of one statement of a page. As Python's objects they take eight times as much.
-_PAGE_ROWS_BYTES_MAX = 16 * 2**20
+_PAGE_ROWS_BYTES_MAX = 32 * 2**20
 # While statements of tenants under suspicion run alone, the others may wait for so many times the time of a statement.
 _SUSPECT_TIMES = 4
 

@@ -49,7 +49,8 @@ class Guard:
     def __init__(self, run: Run, own: str = "default") -> None:
         self._run, self._own = run, own
         # None: this text with stand-ins has no template; statements of this form are cached by their full text.
-        self._cache: OrderedDict[str, CanonicalText | Template | None] = OrderedDict()
+        # With the size of each entry when it was added: a text grows when its UTF-8 is asked for.
+        self._cache: OrderedDict[str, tuple[CanonicalText | Template | None, int]] = OrderedDict()
         self._cache_bytes = 0
         self._lock = Lock()
 
@@ -85,18 +86,17 @@ class Guard:
             if key not in self._cache:
                 return _MISSING
             self._cache.move_to_end(key)
-            return self._cache[key]
+            return self._cache[key][0]
 
     def _keep(self, key: str, value: CanonicalText | Template | None) -> None:
         if len(key) > _CACHED_TEXT_MAX:
             return
         with self._lock:
-            if key in self._cache:
-                self._cache_bytes -= _size_bytes(key, self._cache[key])
-            self._cache[key] = value
-            self._cache_bytes += _size_bytes(key, value)
+            size = _size_bytes(key, value)
+            self._cache_bytes += size - self._cache.pop(key, (None, 0))[1]
+            self._cache[key] = value, size
             while len(self._cache) > _CACHE_MAX or self._cache_bytes > _CACHE_BYTES_MAX:
-                self._cache_bytes -= _size_bytes(*self._cache.popitem(last=False))
+                self._cache_bytes -= self._cache.popitem(last=False)[1][1]
 
     def _judge(self, text: str, parameters: Parameters, tenant: str) -> CanonicalText:
         if len(text) > _TEXT_MAX:
@@ -125,7 +125,8 @@ def _size_bytes(key: str, value: CanonicalText | Template | None) -> int:
     """Return the memory of an entry of the cache."""
     statement = value.checked if isinstance(value, Template) else value
     texts = (key, *((statement.sql,) if statement is not None else ()), *(value.pieces if isinstance(value, Template) else ()))
-    return sum(map(sys.getsizeof, (*texts, *(statement.parameters if statement is not None else ()))))
+    # Twice for the UTF-8 of a text, which may be kept beside it.
+    return 2 * sum(map(sys.getsizeof, (*texts, *(statement.parameters if statement is not None else ()))))
 
 
 def bound(statement: CanonicalText, parameters: Parameters) -> Parameters:

@@ -24,7 +24,7 @@ __all__ = ["html", "static_files", "version"]
 _FOLDER = pathlib.Path(__file__).parent / "static"
 _PLOTLY = "vendor/plotly.min.js"
 _VERSIONED = re.compile(r"([0-9a-f]{12})/(.+)")
-_PATH_MAX = 256
+_PATH_BYTES_MAX = 255
 _FOREVER = "public, max-age=31536000, immutable"
 
 Public = Callable[[Callable[[Request, str], Awaitable[Response]]], Callable[[Request], Awaitable[Response]]]
@@ -61,7 +61,7 @@ def static_files(public: Public) -> Callable[..., Awaitable[None]]:
         path = files.get_path(request.scope)
         found = _VERSIONED.fullmatch(path)
         name = found.group(2) if found else path
-        if len(path) > _PATH_MAX:
+        if len(path.encode("utf-8", "replace")) > _PATH_BYTES_MAX:
             # The error of a file system on it would hold the request in a cycle.
             return Response(status_code=404)
         response = (

@@ -107,15 +107,14 @@ class Committer:
         return waiting.future
 
     def has_room(self, batch: Batch, entry: Entry) -> bool:
-        """Return whether a further batch of a body would be accepted now, as far as room is concerned."""
-        now_ns, is_logged = time.time_ns(), self._log is not None
+        """Return whether a further batch of a body would not be refused for want of room now."""
+        size, late, is_logged = size_of(batch, time.time_ns()), is_late(batch, time.time_ns()), self._log is not None
         with self._changed:
-            return not self._lanes.lack(size_of(batch, now_ns), is_late=is_late(batch, now_ns), entry=entry, is_logged=is_logged)
+            lack = self._lanes.lack(size, is_late=late, entry=entry, is_logged=is_logged)
+            return not lack or self._closing or self._failed is not None
 
     def recover(self, batch: Batch, entry: Entry) -> None:
-        """Queue rows of a request that is in the log since before this process, when there is room or inserts fail."""
-        while self._failed is None and not self.has_room(batch, entry):
-            self.begin_settling()()
+        """Queue rows of a request that is in the log since before this process, whether there is room or not."""
         with self._changed:
             self._accept(Waiting.of(batch, time.time_ns(), entry), is_queued=True)
 
@@ -185,7 +184,7 @@ class Committer:
         self._late.put(late)
         # While the thread waits for the time of the next insert, further batches wake it only if they bring that time nearer.
         is_many = before < _MANY_REQUESTS <= len(self._now)
-        if not before or is_many or self._log is None or late or self._now.held.total > self._insert_bytes:
+        if not before or is_many or self._log is None or late or self._now.row_bytes > self._insert_bytes:
             self._changed.notify_all()
 
     def _logged(self, group: Sequence[Waiting], segment: int) -> None:
@@ -262,14 +261,14 @@ class Committer:
         if self._failed is not None:
             apart_s = _RETRY_S
         elif self._log is not None:
-            is_wanted = self._now.is_wanted or self._now.held.total > self._insert_bytes or self._is_rest
+            is_wanted = self._now.is_wanted or self._now.row_bytes > self._insert_bytes or self._is_rest
             apart_s = 0.0 if is_wanted else _LOGGED_APART_S if len(self._now) >= _MANY_REQUESTS else _FEW_APART_S
         elif self._last_requests >= _BUSY_REQUESTS:
             apart_s = _APART_S
         return self._last_began_s + apart_s - time.monotonic() if apart_s else 0.0
 
     def _late_pause_s(self) -> float:
-        is_full = 2 * self._late.held.total > self._late.held.most
+        is_full = 2 * self._late.row_bytes > self._late.held.most
         return self._late_pauses.left_s(self._late.is_wanted or self._log is None or is_full)
 
     def _write_waiting(self, all_now: bool) -> None:

@@ -11,12 +11,13 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import anyio
 
+from legato_ingest.errors import release
 from legato_ingest.otlp import http
 from legato_ingest.otlp.batch import Batch
 from legato_ingest.otlp.signals import SPANS
@@ -97,11 +98,18 @@ async def _in_thread(limiter: anyio.CapacityLimiter, convert: Callable[..., _T],
         except asyncio.CancelledError:
             is_cancelled = True
     if is_cancelled:
-        with suppress(BaseException):
-            task.result()
+        _forget(task)
         raise asyncio.CancelledError
     # Not ``await task``: then the task would keep the traceback of an error, and with it the body.
     return task.result()
+
+
+def _forget(task: asyncio.Future[Any]) -> None:
+    """Take the result of a task that is done, so that its error keeps no frame."""
+    try:
+        task.result()
+    except BaseException as error:
+        release(error)
 
 
 class Conversions:
@@ -121,6 +129,8 @@ class Conversions:
         self._lanes = [(bytes_max, max(1, requests_max // share)) for bytes_max, share in _LANES]
         # The threads of each lane, and those of a lane that a tenant may have.
         self._threads = [anyio.CapacityLimiter(threads) for _, threads in self._lanes]
+        # A body of the last lane is in memory after decompression from its first batch to its last.
+        self._places = anyio.CapacityLimiter(self._lanes[-1][1] + _BETWEEN)
         self._of_tenant: dict[tuple[int, str], anyio.CapacityLimiter] = {}
         self._waiting = _Turns()
         self._task: asyncio.Task[None] | None = None
@@ -136,9 +146,9 @@ class Conversions:
         for lane, (bytes_max, threads) in enumerate(self._lanes):
             if bytes_max is not None and len(body.content) > bytes_max:
                 continue
-            places = threads if bytes_max is not None else threads + _BETWEEN
-            own = self._of_tenant.setdefault((lane, body.tenant), anyio.CapacityLimiter(max(1, places - bool(body.tenant))))
-            async with own:
+            most = threads if bytes_max is not None else int(self._places.total_tokens)
+            own = self._of_tenant.setdefault((lane, body.tenant), anyio.CapacityLimiter(max(1, most - bool(body.tenant))))
+            async with own, self._places if bytes_max is None else nullcontext():
                 batches = await _in_thread(self._threads[lane], self._begun, body, bytes_max)
                 if batches is None:
                     continue

@@ -112,7 +112,7 @@ class Waiting:
 
 
 class Lane:
-    """One queue. ``held`` are the bytes of tenants that were accepted for it, which the committer counts.
+    """One queue. ``held`` are the bytes of tenants that were accepted for it, with their bodies; ``row_bytes`` those of its rows.
 
     ``finished`` of ``queued`` batches are finished, and a reader waits for the first ``wanted``. Not thread-safe.
     """
@@ -121,7 +121,7 @@ class Lane:
         self._days_max = days_max
         self._waiting: deque[Waiting] = deque()
         self.held = Shares(bytes_max)
-        self.queued = self.finished = self.wanted = 0
+        self.queued = self.finished = self.wanted = self.row_bytes = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -198,7 +198,9 @@ class Lanes:
     def hold(self, group: Iterable[Waiting], sign: int = 1) -> None:
         """Count the bytes of batches that were accepted, or with -1 of those that have left."""
         for waiting in group:
-            for held in (self.of(waiting).held, self._held):
+            lane = self.of(waiting)
+            lane.row_bytes += sign * waiting.size
+            for held in (lane.held, self._held):
                 held.add(waiting.tenant, sign * waiting.size)
 
     def hold_body(self, waiting: Waiting) -> None:

@@ -6,8 +6,10 @@ They are converted like new ones and queued; rows that are stored already are fo
 from __future__ import annotations
 
 import logging
+import time
 
 from legato_ingest.errors import LegatoError
+from legato_ingest.otlp.batch import Batch
 from legato_ingest.storage.wal import WriteAheadLog
 from legato_ingest.write.body import Body, Entry
 from legato_ingest.write.committer import Committer
@@ -16,21 +18,27 @@ from legato_ingest.write.receiver import Receiver
 __all__ = ["recover"]
 
 _log = logging.getLogger("legato")
+_ROOM_S = 30.0
 
 
 def recover(log: WriteAheadLog, committer: Committer, receiver: Receiver) -> int:
-    """Queue the rows of all requests in the log and return their number. Call it once, before the first new request."""
-    recovered = 0
+    """Queue the rows of all requests in the log and return their number. Call it once, before the first new request.
+
+    Rows wait for room in the queue. If inserts do not get on, the others are queued beyond its limit, so that the process starts.
+    """
+    recovered, is_patient = 0, True
     for segment, payload in log.pending():
         entry = None
         try:
             entry = Entry(Body.from_log(payload), segment)
             for batch in receiver.recovered(entry.body):
+                is_patient = is_patient and _has_room(committer, batch, entry)
                 committer.recover(batch, entry)
         except (LegatoError, ValueError) as error:
             # It was acknowledged, so it was once converted, perhaps by another version.
             _log.error("a request in the write-ahead log of the store cannot be converted and is set aside: %s", error)
-            log.set_aside(segment, payload)
+            if entry is None or not entry.is_set_aside:
+                log.set_aside(segment, payload)
             if entry is not None:
                 entry.is_set_aside = True
                 committer.finish(entry)
@@ -40,3 +48,13 @@ def recover(log: WriteAheadLog, committer: Committer, receiver: Receiver) -> int
     if recovered:
         _log.warning("%d requests that were acknowledged before the last end are inserted now", recovered)
     return recovered
+
+
+def _has_room(committer: Committer, batch: Batch, entry: Entry) -> bool:
+    """Wait until the queue has room for a batch; return whether that was in time."""
+    until_s = time.monotonic() + _ROOM_S
+    while not committer.has_room(batch, entry):
+        if time.monotonic() > until_s:
+            return False
+        committer.settle()
+    return True

@@ -73,7 +73,7 @@ def test_every_response_forbids_other_origins(client: httpx.Client, path: str) -
 
 
 def test_a_page_reads_a_bounded_number_of_bytes(store: Store, client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream's page over 16 MiB of rows is refused with both numbers: as Python's objects they take eight times as much."""
+    """A stream's page over 32 MiB of rows is refused with both numbers: as Python's objects they take eight times as much."""
     ((trace,),) = store.select("SELECT lower(hex(trace_id)) FROM stream_revs LIMIT 1")
     assert client.get(f"/api/streams/{trace}").status_code == 200
     monkeypatch.setattr("legato_ingest.query.reads._PAGE_ROWS_BYTES_MAX", 100)

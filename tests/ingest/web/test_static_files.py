@@ -35,10 +35,10 @@ def test_files_are_kept_for_ever_by_the_hash_in_their_address(client: httpx.Clie
         assert reply.status_code == 200 and "immutable" in reply.headers["cache-control"], address
 
 
-@pytest.mark.parametrize("length", [300, 60_000])
-def test_a_long_path_is_no_file(client: httpx.Client, length: int) -> None:
+@pytest.mark.parametrize("name", ["x" * 300, "x" * 60_000, "\u00e9" * 200], ids=len)
+def test_a_long_path_is_no_file(client: httpx.Client, name: str) -> None:
     """The file system is not asked for it."""
-    reply = client.get(f"/static/{'x' * length}")
+    reply = client.get(f"/static/{name}")
     assert reply.status_code == 404 and "content-security-policy" in reply.headers
 
 

@@ -9,7 +9,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+import pytest
+
 from helpers.builders.spans import native_span, request
+from helpers.platform.allocations import keeping_less_than
 from legato_ingest.errors import BadRequest
 from legato_ingest.otlp import http
 from legato_ingest.otlp.batch import Batch
@@ -153,6 +156,28 @@ def test_a_cancelled_call_keeps_its_place_until_its_thread_ends() -> None:
 
     asyncio.run(main())
     assert len(running) == 2
+
+
+def test_a_cancelled_call_keeps_no_body() -> None:
+    """Also if its conversion fails: the error of the thread is in no cycle with the body."""
+
+    def alone(body: Body, bytes_max: int | None) -> Iterator[Batch]:
+        time.sleep(0.05)
+        raise BadRequest(f"{len(body.content)} bytes")
+
+    async def main() -> None:
+        conversions = Conversions(alone, lambda bodies: [None for _ in bodies], 1)
+        with keeping_less_than(1_000_000):
+            for _ in range(3):
+                task = asyncio.create_task(batch_of(conversions, small(size=2_000_000)))
+                await asyncio.sleep(0.01)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                del task
+            await asyncio.sleep(0.1)
+
+    asyncio.run(main())
 
 
 def of_tenant(tenant: str, size: int = 0) -> Body:

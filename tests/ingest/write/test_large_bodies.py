@@ -22,7 +22,7 @@ from helpers.dashboards.tables import rejected, streams
 from helpers.servers.committing import PATIENCE_S, StoreDouble, span_rows, spread_spans
 from helpers.servers.otlp import PROTOBUF, Endpoint, endpoint_over
 from helpers.servers.waiting import until
-from legato_ingest.errors import BadRequest, Overloaded
+from legato_ingest.errors import BadRequest, Overloaded, StoreUnavailable
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp import bodies, json_body, split
 from legato_ingest.otlp.batch import Batch
@@ -30,7 +30,7 @@ from legato_ingest.otlp.signals import SPANS
 from legato_ingest.settings import load
 from legato_ingest.storage import Store
 from legato_ingest.storage.wal import ASIDE, WriteAheadLog
-from legato_ingest.write import conversion, receiver
+from legato_ingest.write import conversion, receiver, recovery
 from legato_ingest.write.body import Body, Entry
 from legato_ingest.write.committer import Committer
 from legato_ingest.write.lanes import Lanes, Waiting, size_of
@@ -299,6 +299,54 @@ def test_the_next_process_inserts_a_body_as_there_is_room(store: Store, tmp_path
     with logging_to(tmp_path, store, recovers=True, queue_bytes_max=2 * size):
         pass
     assert rows_stored(store) == 80 and not logged(tmp_path) and max(most) <= 2 * size
+
+
+def test_the_next_process_starts_while_late_rows_cannot_be_inserted(
+    store: Store, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are queued beyond the limit after some time: rows of now matter more."""
+    monkeypatch.setattr(recovery, "_ROOM_S", 0.2)
+    log, double, late = WriteAheadLog(tmp_path), StoreDouble(store), request()
+    for _ in range(20):
+        native_span(late, start_ns=time.time_ns() - 5 * DAY_NS)
+    log.append([body_of(each).logged() for each in (late, late, spread_spans(4))])
+    log.close()
+    away = threading.Event()
+    away.set()
+
+    def fail(table: str, rows: pa.Table) -> None:
+        if away.is_set() and table == "stream_revs" and rows.num_rows != 4:
+            raise StoreUnavailable("away")
+
+    double.before = fail
+    began_s = time.monotonic()
+    with logging_to(tmp_path, double, recovers=True, queue_bytes_max=400_000) as committer:
+        assert time.monotonic() - began_s < 20
+        until(lambda: rows_stored(store) == 4)
+        away.clear()
+        committer.settle()
+    assert rows_stored(store) == 24
+
+
+def test_an_open_body_makes_no_insert_urgent(store: Store, tmp_path: pathlib.Path) -> None:
+    """A body between two batches is in memory and waits for no insert: small requests beside it are inserted together."""
+    double, inserts, entry = StoreDouble(store), list[int](), Entry(Body(SPANS, bytes(20 * 2**20), PROTOBUF, "", ""))
+
+    def note(table: str, rows: pa.Table) -> None:
+        if table == "stream_revs":
+            inserts.append(rows.num_rows)
+
+    double.before = note
+    with logging_to(tmp_path, double) as committer:
+        committer.submit(span_rows(spread_spans(1)), entry).result(PATIENCE_S)
+        committer.settle()
+        for seed in range(2, 22):
+            small = Entry(body_of(spread_spans(1, seed)))
+            committer.submit(span_rows(spread_spans(1, seed)), small).result(PATIENCE_S)
+            committer.finish(small)
+        assert len(inserts) <= 2
+        committer.finish(entry)
+    assert rows_stored(store) == 21
 
 
 def test_a_body_that_can_be_converted_only_in_part_is_set_aside(
