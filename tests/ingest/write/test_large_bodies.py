@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pathlib
+import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -84,9 +86,14 @@ def endpoint_to(
 
 
 def logged(folder: pathlib.Path) -> list[int]:
-    """Return the segment of each body that a new process would find in the log."""
-    with closing(WriteAheadLog(folder)) as log:
-        return [segment for segment, _ in log.pending()]
+    """Return the segment of each body that a new process would find in the log.
+
+    A copy is opened: to open a log cuts off what is not complete, and the committer may be writing.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        copy = pathlib.Path(shutil.copytree(folder, name, dirs_exist_ok=True))
+        with closing(WriteAheadLog(copy)) as log:
+            return [segment for segment, _ in log.pending()]
 
 
 def rows_stored(store: Store) -> int:
