@@ -13,7 +13,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, islice
 
 from google.protobuf.message import DecodeError
 
@@ -33,6 +33,7 @@ MESSAGES_MAX = 196_608
 PART_BYTES_MAX = 32 * 2**20
 """Bytes of rows after which the rows of a large body are a batch."""
 _NAME_BYTES_MAX = 256
+_FIRST_FIELDS = 1_000
 
 
 class _ItemTooLarge(ValueError):
@@ -169,7 +170,8 @@ def _first_fields(content: bytes | memoryview) -> dict[int, bytes]:
     """Return the first bytes of the values of the fields 1 and 2 of a message, as far as they can be read."""
     out: dict[int, bytes] = {}
     try:
-        for number, start, end, _ in read_fields(content, 0, len(content)):
+        # Ids and names come first; a hostile item may have millions of fields.
+        for number, start, end, _ in islice(read_fields(content, 0, len(content)), _FIRST_FIELDS):
             if number in (1, 2):
                 out[number] = bytes(content[start : min(end, start + _NAME_BYTES_MAX)])
     except BadRequest:
