@@ -1,7 +1,7 @@
 """The check of the structure of a request in protobuf, before anything of it is converted.
 
-It walks over the messages around the items and looks at no item. A body that passes can be split (``split``) into small requests without
-that the whole is refused after a part of it is stored.
+It walks over the messages around the items and looks at no item. A body that passes can be split into small requests (``split``), and no
+later one of them makes it a bad request, when rows of the first ones are stored.
 """
 
 from __future__ import annotations

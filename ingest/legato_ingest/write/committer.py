@@ -89,28 +89,28 @@ class Committer:
         Raises ``Overloaded`` when the queue is full and ``StoreUnavailable`` when the committer is closing or, with a log, the last insert
         failed; then nothing was queued. The future raises ``StoreUnavailable`` when the rows, or the body, could not be stored.
         """
-        is_logged = self._log_writer is not None and entry is not None
+        has_log = self._log_writer is not None and entry is not None
         waiting = Waiting.of(batch, time.time_ns(), entry)
         with self._changed:
-            if (failed := self._failed) is not None and (is_logged or self._closing):
+            if (failed := self._failed) is not None and (has_log or self._closing):
                 # Not the error itself: raised again and again, it would keep these requests.
                 raise StoreUnavailable(str(failed), failed.code)
             if self._closing:
                 raise StoreUnavailable("the server is stopping")
-            if lack := self._lanes.lack(waiting.size, is_late=waiting.is_late, entry=entry, is_logged=is_logged):
+            if lack := self._lanes.lack(waiting.size, is_late=waiting.is_late, entry=entry, has_log=has_log):
                 raise Overloaded(lack)
-            self._accept(waiting, is_queued=waiting.is_logged or not is_logged)
+            self._accept(waiting, is_queued=waiting.is_logged or not has_log)
         if waiting.is_logged:
             waiting.answer(receipt_of(batch))
-        elif self._log_writer is not None and is_logged:
+        elif self._log_writer is not None and has_log:
             self._log_writer.put(waiting)
         return waiting.future
 
     def has_room(self, batch: Batch, entry: Entry) -> bool:
         """Return whether a further batch of a body would not be refused for want of room now."""
-        size, late, is_logged = size_of(batch, time.time_ns()), is_late(batch, time.time_ns()), self._log is not None
+        size, late = size_of(batch, time.time_ns()), is_late(batch, time.time_ns())
         with self._changed:
-            lack = self._lanes.lack(size, is_late=late, entry=entry, is_logged=is_logged)
+            lack = self._lanes.lack(size, is_late=late, entry=entry, has_log=self._log is not None)
             return not lack or self._closing or self._failed is not None
 
     def recover(self, batch: Batch, entry: Entry) -> None:

@@ -1,13 +1,15 @@
-"""What code keeps in memory after it has ended, without the garbage collector."""
+"""What code takes of memory while it runs, and what it keeps after it has ended, without the garbage collector."""
 
 from __future__ import annotations
 
 import gc
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["keeping_less_than"]
+import pyarrow as pa
+
+__all__ = ["keeping_less_than", "peak_bytes"]
 
 
 @contextmanager
@@ -23,3 +25,19 @@ def keeping_less_than(size: int) -> Iterator[None]:
         tracemalloc.stop()
         gc.enable()
     assert kept < size
+
+
+def peak_bytes(work: Callable[[], object]) -> int:
+    """Return the largest memory that this work takes in Python, numpy and Arrow. The memory of Arrow is the most of the process so far."""
+    gc.collect()
+    pool, default = pa.system_memory_pool(), pa.default_memory_pool()
+    before = pool.bytes_allocated()
+    pa.set_memory_pool(pool)
+    tracemalloc.start()
+    try:
+        work()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        pa.set_memory_pool(default)
+    return int(peak + max((pool.max_memory() or 0) - before, 0))

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import pathlib
 import random
+import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,14 +22,20 @@ from helpers.builders.spans import SECOND_NS, native_span, request, steady_timel
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.batch import Batch, Limits
 from legato_ingest.otlp.convert import convert_points, convert_spans
+from legato_ingest.settings import load
 from legato_ingest.storage import Store
+from legato_ingest.storage.wal import WriteAheadLog
 from legato_ingest.write.committer import Committer, Receipt
+from legato_ingest.write.receiver import Receiver
+from legato_ingest.write.recovery import recover
 
 __all__ = [
     "PATIENCE_S",
     "StoreDouble",
     "committing",
     "count",
+    "logging_to",
+    "pending",
     "point_rows",
     "scrapes",
     "send",
@@ -73,6 +83,31 @@ def committing(
         yield committer
     finally:
         committer.close()
+
+
+@contextmanager
+def logging_to(
+    folder: pathlib.Path, store: Store | StoreDouble, *, queue_bytes_max: int = 2**28, chunks_max: int = 10**6, recovers: bool = False
+) -> Iterator[Committer]:
+    """Yield a committer with a log in this folder, and close it. ``recovers``: insert first what the log holds."""
+    log, metrics = WriteAheadLog(folder), Metrics()
+    committer = Committer(cast(Store, store), metrics, queue_bytes_max=queue_bytes_max, chunks_max=chunks_max, log=log)
+    try:
+        if recovers:
+            recover(log, committer, Receiver(load(), committer, metrics))
+        yield committer
+    finally:
+        committer.close()
+
+
+def pending(folder: pathlib.Path) -> list[tuple[int, bytes]]:
+    """Return what a new process would find in the log.
+
+    A copy is opened: to open a log cuts off what is not complete, and the committer may be writing.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        with contextlib.closing(WriteAheadLog(pathlib.Path(shutil.copytree(folder, name, dirs_exist_ok=True)))) as log:
+            return list(log.pending())
 
 
 def span_rows(body: ExportTraceServiceRequest, tenant: str = "") -> Batch:

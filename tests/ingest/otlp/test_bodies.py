@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gc
+import contextlib
 import json
 import time
 import tracemalloc
@@ -14,12 +14,12 @@ import pyarrow as pa
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from helpers.builders.converted import convert_body
+from helpers.builders.converted import convert_body, divide_bodies
 from helpers.builders.json_otlp import json_of
 from helpers.builders.spans import native_span, request
 from helpers.builders.worst_bodies import CASES
+from helpers.platform.allocations import peak_bytes
 from legato_ingest.errors import BadRequest, TooLarge
-from legato_ingest.otlp import bodies, json_body, json_split, split
 from legato_ingest.otlp.batch import Batch, Limits
 from legato_ingest.otlp.bodies import convert
 from legato_ingest.otlp.protobuf import message
@@ -48,23 +48,13 @@ def many(count: int, bad: int = 7) -> ExportTraceServiceRequest:
     return body
 
 
-def divide_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Divide every body, and make a batch of each small request."""
-    monkeypatch.setattr(bodies, "UNSPLIT_BYTES_MAX", 0)
-    monkeypatch.setattr(bodies, "_JSON_WHOLE_BYTES_MAX", 0)
-    monkeypatch.setattr(json_body, "_WHOLE_BYTES_MAX", 0)
-    monkeypatch.setattr(json_split, "_ITEMS_BYTES_MAX", 2_000)
-    monkeypatch.setattr(split, "_GROUP_ITEMS_MAX", 5)
-    monkeypatch.setattr(split, "PART_BYTES_MAX", 1)
-
-
 @pytest.mark.parametrize("is_json", [False, True], ids=["protobuf", "JSON"])
 def test_the_batches_are_the_rows_of_the_body(monkeypatch: pytest.MonkeyPatch, is_json: bool) -> None:
     """Together they have the rows, the rejections and the counts of the only batch of the body."""
     sent = many(40)
     content = json_of(sent) if is_json else sent.SerializeToString()
     one = convert_body(content, tenant="shop", now_ns=NOW_NS, limits=Limits(), on_fault=print, is_json=is_json)
-    divide_all(monkeypatch)
+    divide_bodies(monkeypatch)
     parts = list(batches_of(content, is_json=is_json))
     assert len(parts) >= 8 and all(part.spans <= 10 for part in parts)
     joined = Batch.joined(parts)
@@ -80,7 +70,7 @@ def test_the_batches_are_the_rows_of_the_body(monkeypatch: pytest.MonkeyPatch, i
 
 def test_a_bad_body_is_refused_before_its_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever the fault is: nothing of the body is stored, and the sender learns that it is bad."""
-    divide_all(monkeypatch)
+    divide_bodies(monkeypatch)
     good = many(20).SerializeToString()
     large = message(1, message(1, message(1, b"\x0a\x02ab") + b"\x12" + b"\xff\xff\x1f" + bytes(2**19 - 1)))
     for content, error in ((good + b"\x0a\xff", BadRequest), (good + message(1, b"\x12\x07"), BadRequest), (good + large, TooLarge)):
@@ -96,28 +86,20 @@ def test_a_bad_body_is_refused_before_its_first_batch(monkeypatch: pytest.Monkey
 
 def test_a_body_without_items_has_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """As any other body has at least one: its request is answered when that is safe."""
-    divide_all(monkeypatch)
+    divide_bodies(monkeypatch)
     assert [batch.spans for batch in batches_of(b"")] == [0]
     assert [batch.spans for batch in batches_of(b'{"resourceSpans":[]}', is_json=True)] == [0]
 
 
-def peak_bytes(content: bytes, signal: Signal, *, is_json: bool = False) -> int:
-    """Return the largest memory of a conversion of which each batch is forgotten before the next one."""
-    gc.collect()
-    pool, default = pa.system_memory_pool(), pa.default_memory_pool()
-    before = pool.bytes_allocated()
-    pa.set_memory_pool(pool)
-    tracemalloc.start()
-    try:
-        for batch in batches_of(content, signal, is_json=is_json):
-            del batch
-    except TooLarge:
-        pass
-    finally:
-        _, peak = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-        pa.set_memory_pool(default)
-    return int(peak + max((pool.max_memory() or 0) - before, 0))
+def peak_of(content: bytes, signal: Signal, *, is_json: bool = False) -> int:
+    """Return the largest memory of a conversion of which each batch is forgotten before the next one. A body may be refused as a whole."""
+
+    def convert_all() -> None:
+        with contextlib.suppress(TooLarge):
+            for batch in batches_of(content, signal, is_json=is_json):
+                del batch
+
+    return peak_bytes(convert_all)
 
 
 # Kinds of bodies with many items of usual size, and kinds with the most rows for their bytes: the others are in the long tests.
@@ -129,7 +111,7 @@ def test_the_largest_bodies_take_no_more_memory_than_others(case: str) -> None:
     """Less than 128 MiB for 64 MiB, because their rows are never in memory together."""
     signal, make = CASES[case]
     content = make(NOW_NS, LARGEST)
-    assert peak_bytes(content, signal) <= MOST
+    assert peak_of(content, signal) <= MOST
 
 
 def test_a_large_text_is_converted_in_parts() -> None:
@@ -139,7 +121,7 @@ def test_a_large_text_is_converted_in_parts() -> None:
     items = b",".join([json.dumps(item).encode(), json.dumps(bad).encode()] * 9_000)
     content = b'{"resourceSpans":[{"scopeSpans":[{"spans":[%s]}]}]}' % items
     assert len(content) > 12 * MIB
-    assert peak_bytes(content, SPANS, is_json=True) <= MOST
+    assert peak_of(content, SPANS, is_json=True) <= MOST
 
 
 @pytest.mark.parametrize("levels", [(1, 2, 2), (1, 2, 2, 9)], ids=["a span", "an attribute"])

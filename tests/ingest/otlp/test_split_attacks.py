@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import gc
+import contextlib
 import time
-import tracemalloc
 from collections import Counter
 
 import numpy as np
@@ -14,6 +13,7 @@ import pytest
 from helpers.builders.converted import convert_body
 from helpers.builders.spans import native_span, request
 from helpers.builders.worst_bodies import CASES, DAY_NS, ENGINE, NATIVE, finished, point, points, span, spans, steps, text
+from helpers.platform.allocations import peak_bytes
 from legato_ingest.errors import TooLarge
 from legato_ingest.otlp import bodies, structure
 from legato_ingest.otlp.batch import Batch, Limits
@@ -34,22 +34,14 @@ def batch(content: bytes, signal: Signal = SPANS, limits: Limits | None = None) 
     )
 
 
-def peak_bytes(content: bytes, signal: Signal) -> int:
-    """Return the largest memory of a conversion in Python, numpy and Arrow. A body may be refused as a whole."""
-    gc.collect()
-    pool = pa.system_memory_pool()
-    before, default = pool.bytes_allocated(), pa.default_memory_pool()
-    pa.set_memory_pool(pool)
-    tracemalloc.start()
-    try:
-        batch(content, signal)
-    except TooLarge:
-        pass
-    finally:
-        _, peak = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-        pa.set_memory_pool(default)
-    return int(peak + max((pool.max_memory() or 0) - before, 0))
+def peak_of(content: bytes, signal: Signal) -> int:
+    """Return the largest memory of a conversion. A body may be refused as a whole."""
+
+    def convert() -> None:
+        with contextlib.suppress(TooLarge):
+            batch(content, signal)
+
+    return peak_bytes(convert)
 
 
 _SIZES = {"16 KiB": MIB // 64, "1.5 MiB": 3 * MIB // 2, "8 MiB": 8 * MIB}
@@ -61,7 +53,7 @@ def test_the_memory_of_a_conversion_is_bounded_by_the_body(case: str, size: int)
     """At most eight times the body, or 48 MiB for a small one, and never more than 128 MiB: Python's, numpy's and Arrow's together."""
     signal, make = CASES[case]
     content = make(NOW_NS, size)
-    assert peak_bytes(content, signal) <= min(max(FLOOR, TIMES * len(content)), MOST)
+    assert peak_of(content, signal) <= min(max(FLOOR, TIMES * len(content)), MOST)
 
 
 def days(rows: pa.Table, name: str) -> set[int]:
@@ -167,7 +159,7 @@ def test_unknown_fields_are_bounded(monkeypatch: pytest.MonkeyPatch, level: int)
         return content
 
     # The memory of Arrow's pool is the largest that the process has had, so two bodies are compared.
-    assert peak_bytes(body(40_000), SPANS) - peak_bytes(body(100), SPANS) < MIB
+    assert peak_of(body(40_000), SPANS) - peak_of(body(100), SPANS) < MIB
     with pytest.raises(TooLarge, match="fields"):
         batch(body(60_000))
 

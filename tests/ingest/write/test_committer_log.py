@@ -5,12 +5,9 @@ from __future__ import annotations
 import pathlib
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
-from typing import cast
 
 import pyarrow as pa
 import pytest
@@ -20,21 +17,17 @@ from helpers.builders.converted import convert_body
 from helpers.builders.spans import native_span, request
 from helpers.builders.worst_bodies import DAY_NS
 from helpers.dashboards.tables import rejected, streams
-from helpers.servers.committing import PATIENCE_S, StoreDouble, span_rows, spread_spans
+from helpers.servers.committing import PATIENCE_S, StoreDouble, logging_to, pending, span_rows, spread_spans
 from helpers.servers.otlp import PROTOBUF
 from helpers.servers.waiting import until
 from legato_ingest.errors import Overloaded, StoreRestarting, StoreUnavailable
-from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.batch import Batch, Limits
 from legato_ingest.otlp.signals import SPANS
-from legato_ingest.settings import load
 from legato_ingest.storage import Store
 from legato_ingest.storage.wal import ASIDE, WriteAheadLog
 from legato_ingest.write.body import Body, Entry
 from legato_ingest.write.committer import _MANY_REQUESTS, Committer, Receipt
 from legato_ingest.write.lanes import Waiting
-from legato_ingest.write.receiver import Receiver
-from legato_ingest.write.recovery import recover
 
 RECEIVED_NS = time.time_ns()
 
@@ -61,30 +54,6 @@ def count(committer: Committer, name: str, *labels: str) -> float:
     """Return the value of a metric; ``labels``: stage and type of an error."""
     values = dict(zip(("stage", "type"), labels, strict=False))
     return committer._metrics.registry.get_sample_value(f"legato_{name}", values) or 0.0
-
-
-@contextmanager
-def logging_to(
-    folder: pathlib.Path, store: Store | StoreDouble, *, queue_bytes_max: int = 2**28, chunks_max: int = 10**6, recovers: bool = False
-) -> Iterator[Committer]:
-    """Yield a committer with a log in this folder, and close it. ``recovers``: insert first what the log holds."""
-    log, metrics = WriteAheadLog(folder), Metrics()
-    committer = Committer(cast(Store, store), metrics, queue_bytes_max=queue_bytes_max, chunks_max=chunks_max, log=log)
-    try:
-        if recovers:
-            recover(log, committer, Receiver(load(), committer, metrics))
-        yield committer
-    finally:
-        committer.close()
-
-
-def pending(folder: pathlib.Path) -> list[tuple[int, bytes]]:
-    """Return what a new process would find in the log."""
-    log = WriteAheadLog(folder)
-    try:
-        return list(log.pending())
-    finally:
-        log.close()
 
 
 def test_a_request_is_acknowledged_before_its_insert(store: Store, tmp_path: pathlib.Path) -> None:

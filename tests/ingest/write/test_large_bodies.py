@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import json
 import pathlib
-import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from typing import cast
 
 import pyarrow as pa
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 
+from helpers.builders.converted import divide_bodies
 from helpers.builders.json_otlp import json_of
 from helpers.builders.spans import native_span, request
 from helpers.builders.worst_bodies import DAY_NS
 from helpers.dashboards.tables import rejected, streams
-from helpers.servers.committing import PATIENCE_S, StoreDouble, span_rows, spread_spans
+from helpers.servers.committing import PATIENCE_S, StoreDouble, logging_to, pending, span_rows, spread_spans
 from helpers.servers.otlp import PROTOBUF, Endpoint, endpoint_over
 from helpers.servers.waiting import until
 from legato_ingest.errors import BadRequest, Overloaded, StoreUnavailable
 from legato_ingest.metrics import Metrics
-from legato_ingest.otlp import bodies, json_body, split
 from legato_ingest.otlp.batch import Batch
 from legato_ingest.otlp.signals import SPANS
 from legato_ingest.settings import load
@@ -37,7 +34,6 @@ from legato_ingest.write.body import Body, Entry
 from legato_ingest.write.committer import Committer
 from legato_ingest.write.lanes import Lanes, LatePauses, Waiting, size_of
 from legato_ingest.write.receiver import Receiver
-from legato_ingest.write.recovery import recover
 
 SENT = spread_spans(20)
 for _ in range(3):
@@ -47,11 +43,7 @@ for _ in range(3):
 @pytest.fixture(autouse=True)
 def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make a batch of each five spans."""
-    monkeypatch.setattr(bodies, "UNSPLIT_BYTES_MAX", 0)
-    monkeypatch.setattr(bodies, "_JSON_WHOLE_BYTES_MAX", 0)
-    monkeypatch.setattr(json_body, "_WHOLE_BYTES_MAX", 0)
-    monkeypatch.setattr(split, "_GROUP_ITEMS_MAX", 5)
-    monkeypatch.setattr(split, "PART_BYTES_MAX", 1)
+    divide_bodies(monkeypatch)
     monkeypatch.setattr(conversion, "_LANES", ((0, 1), (None, 4)))
     monkeypatch.setattr(conversion, "_SMALL_BYTES_MAX", 0)
 
@@ -59,18 +51,6 @@ def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 def body_of(sent: ExportTraceServiceRequest) -> Body:
     """Return a request's body."""
     return Body(SPANS, sent.SerializeToString(), PROTOBUF, "", "")
-
-
-@contextmanager
-def logging_to(
-    folder: pathlib.Path, store: Store | StoreDouble, *, recovers: bool = False, queue_bytes_max: int = 2**28
-) -> Iterator[Committer]:
-    """Yield a committer with a log in this folder, and close it. ``recovers``: insert first what the log holds."""
-    log, metrics = WriteAheadLog(folder), Metrics()
-    with closing(Committer(cast(Store, store), metrics, queue_bytes_max=queue_bytes_max, chunks_max=10**6, log=log)) as committer:
-        if recovers:
-            recover(log, committer, Receiver(load(), committer, metrics))
-        yield committer
 
 
 @contextmanager
@@ -86,14 +66,8 @@ def endpoint_to(
 
 
 def logged(folder: pathlib.Path) -> list[int]:
-    """Return the segment of each body that a new process would find in the log.
-
-    A copy is opened: to open a log cuts off what is not complete, and the committer may be writing.
-    """
-    with tempfile.TemporaryDirectory() as name:
-        copy = pathlib.Path(shutil.copytree(folder, name, dirs_exist_ok=True))
-        with closing(WriteAheadLog(copy)) as log:
-            return [segment for segment, _ in log.pending()]
+    """Return the segment of each body that a new process would find in the log."""
+    return [segment for segment, _ in pending(folder)]
 
 
 def rows_stored(store: Store) -> int:
