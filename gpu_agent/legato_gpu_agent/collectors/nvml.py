@@ -21,11 +21,11 @@ from legato_gpu_agent.collectors.base import Collector, NotAvailable
 from legato_gpu_agent.collectors.counter_starts import CounterStarts
 from legato_gpu_agent.collectors.engine_registry import EngineRegistry
 from legato_gpu_agent.collectors.measurement import Attributes, Measured, Measurement
-from legato_gpu_agent.collectors.nvml_fields import FREQUENT, QUERIES, NotSupported, call, device_identity
+from legato_gpu_agent.collectors.nvml_fields import FREQUENT, QUERIES, RARE, NotSupported, call, device_identity
 
 __all__ = ["Gpu", "GpuDiscovery", "GpuErrors", "Nvml"]
 
-_OWNER_EVERY, _ALL_EVERY_S = 10, 1.0
+_OWNER_EVERY, _ALL_EVERY_S, _RARE_EVERY_S = 10, 1.0, 10.0
 _MIG_MAX = 8
 _ERRORS_PER_ROUND_MAX = 256
 _OLD_SETS_MAX = 16
@@ -92,7 +92,7 @@ class GpuDiscovery:
 
 
 class Gpu:
-    """One GPU: the values that can slow a step down in every round, all values at most once a second.
+    """One GPU: the values that can slow a step down in every round, the others at most once a second, the costly ones every ten seconds.
 
     ``missing``: queries without a value, with the reason; permanent for an unsupported query, until the next success for a failed one.
     ``owners``: the engines with processes on the GPU or on one of its MIG instances.
@@ -108,7 +108,7 @@ class Gpu:
         self.owners: tuple[str, ...] = ()
         self._direct: tuple[str, ...] = ()
         self._round = 0
-        self._all_every = math.ceil(_ALL_EVERY_S / every_s)
+        self._all_every, self._rare_every = math.ceil(_ALL_EVERY_S / every_s), math.ceil(_RARE_EVERY_S / every_s)
         self._failed: set[str] = set()
 
     def collect(self, now_ns: int) -> Iterator[Measured]:
@@ -126,12 +126,12 @@ class Gpu:
             self._round = 0
         if self._round % _OWNER_EVERY == 0:
             self._direct = self._engine_registry.owners_of(_pids(self._handle))
-        with_all = not self._round % self._all_every
+        with_all, with_rare = not self._round % self._all_every, not self._round % self._rare_every
         self._round += 1
         tenants: set[str] = set()
         count, fault = 0, None
         for what in (*QUERIES, "MIG") if with_all else FREQUENT:
-            if what in self.missing and what not in self._failed:
+            if (what in self.missing and what not in self._failed) or (what in RARE and not with_rare):
                 continue
             try:
                 found = list(self._instances(now_ns, tenants) if what == "MIG" else self._query(what, now_ns))

@@ -112,14 +112,22 @@ def test_a_gpu_that_throttles(gpus: FakeGpus) -> None:
     assert [[((one.start_ns or 0) - _NOW) // _S for one in each] for each in series] == [[0, 0, 1, 1], [0, 0, 0, 0]]
 
 
-def test_slow_values_are_read_once_a_second(gpus: FakeGpus) -> None:
-    """Ten times a second a GPU returns clocks, throttled time, power and use, and all other values once a second."""
+def test_slow_values_are_read_less_often(gpus: FakeGpus) -> None:
+    """Ten times a second a GPU returns clocks, throttled time, power and use, all other values once a second, the energy every ten."""
     gpu = Gpu(0, _FIRST, "NVIDIA H200", cast(Any, Owners()), every_s=0.1)
     Nvml().init()
-    values = [{each.metric.removeprefix("hw.") for each in _read(gpu)} for _ in range(21)]
-    often = {"gpu.clock.sm", "gpu.clock.memory", "gpu.throttle.time", "power", "energy", "gpu.utilization"}
-    assert [each == often for each in values] == [False, *[True] * 9] * 2 + [False]
+    values = [{each.metric.removeprefix("hw.") for each in _read(gpu)} for _ in range(101)]
+    often = {"gpu.clock.sm", "gpu.clock.memory", "gpu.throttle.time", "power", "gpu.utilization"}
+    assert [each == often for each in values] == [False, *[True] * 9] * 10 + [False]
     assert all(often < each and len(each) > 11 for each in values[::10])
+    assert [place for place, each in enumerate(values) if "energy" in each] == [0, 100]
+
+
+def test_an_interval_over_ten_seconds_leaves_no_value_out(gpus: FakeGpus) -> None:
+    """Every round has all values."""
+    gpu = Gpu(0, _FIRST, "NVIDIA H200", cast(Any, Owners()), every_s=15.0)
+    Nvml().init()
+    assert [len(_read(gpu)) for _ in range(3)] == [25, 25, 25]
 
 
 def test_a_gpu_without_any_value_is_down(gpus: FakeGpus) -> None:
@@ -139,7 +147,7 @@ def test_a_failed_query_affects_no_other(gpus: FakeGpus) -> None:
     gpus.remove(0, *_THROTTLE)
     gpus.set(0, {"power_mw": 350_000, "mig": 0})
     for _ in range(2):
-        assert (len(_read(gpu)), gpu.missing) == (19, {"throttle time": "no counter of throttled time"})
+        assert (len(_read(gpu)), gpu.missing) == (18, {"throttle time": "no counter of throttled time"})
         gpus.set(0, dict.fromkeys(_THROTTLE, 1))
     gpus.set(0, {key: "error 999" for key in h200(0) if key not in ("name", "uuid", "pci")})
     status = _runner(gpu).run_once()

@@ -10,7 +10,7 @@ field.ID[.SCOPE] ("61 uint": with a type, by default ull; double, uint, ulong, u
 mig, mig.{max,pending}, and, of each MIG device N, gi, ci and any of the above after `mig.N.`; error (of every call), hang_ms.
 Keys of no GPU (None): driver, nvml, cuda, init_error, and error and hang_ms of the calls about no device.
 
-It does not know what a real driver would answer: the values of `h200` are plausible, they are not a recording.
+It does not know what a real driver would answer: the values of `h200` are plausible, those of `data/nvml_h100.json` are recorded.
 """
 
 from __future__ import annotations
