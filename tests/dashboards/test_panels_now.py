@@ -25,7 +25,7 @@ from helpers.servers.stores import empty
 from legato_ingest.cli.client import Reader
 from legato_ingest.cli.live import render
 from legato_ingest.otlp.batch import Limits
-from legato_ingest.reports.live import LiveQuery, as_json, fetch
+from legato_ingest.reports.live import LiveQuery, as_json, count_stalled, fetch
 from legato_ingest.storage import Store
 
 
@@ -148,6 +148,7 @@ def test_the_board_and_the_command_show_the_same(store: Store) -> None:
         view = asked.past.view("", 1, 60)
         shown = {title: asked.panel("now", title, view).as_rows() for title in panels("now")}
         found, filtered = (fetch(Reader(url).rows, LiveQuery(service)) for service in ("", "engine"))
+        longest, streams = fetch(Reader(url).rows, LiveQuery(), 2), count_stalled(Reader(url).rows)
     live, console = as_json(found), Console(width=160)
     with console.capture() as capture:
         console.print(render(found, LiveQuery()))
@@ -163,4 +164,5 @@ def test_the_board_and_the_command_show_the_same(store: Store) -> None:
     ]  # fmt: skip
     assert {(row["service"], int(row["in_flight"])) for row in live["in_flight"]} == {("shop", 4), ("engine", 4)}
     assert [row["service"] for row in filtered.stalled] == ["engine"]
+    assert [row["vantage"] for row in longest.stalled] == ["client", "server"] and streams == 2
     assert "Stalled now" in text and "50.0 %" in text and "waits for its first output" in text

@@ -12,7 +12,10 @@ from typing import Any
 
 from legato_ingest.reports.rows import Row, Run
 
-__all__ = ["LiveQuery", "LiveResult", "as_json", "fetch"]
+__all__ = ["LiveQuery", "LiveResult", "as_json", "count_stalled", "fetch"]
+
+# As many rows as a query returns at most.
+_ALL = 2**32 - 1
 
 _WHICH = "({service:String} = '' OR service_name = {service:String}) AND ({model:String} = '' OR model = {model:String})"
 IN_FLIGHT = f"""
@@ -39,7 +42,9 @@ LEFT JOIN
 ) AS judged USING (tenant, start_time, trace_id, span_id)
 WHERE {_WHICH}
 ORDER BY silence_us DESC, trace, vantage
+LIMIT {{rows:UInt32}}
 """
+_STALLED_COUNT = "SELECT uniqExact(tenant, trace_id) AS streams FROM stalled_streams"
 ENGINES = """
 SELECT
     engine_id AS engine, argMax(running, recorded_at) AS running, argMax(waiting, recorded_at) AS waiting,
@@ -71,10 +76,15 @@ class LiveResult:
     engines: Sequence[Row]
 
 
-def fetch(run: Run, query: LiveQuery) -> LiveResult:
-    """Send the queries. Raises what ``run`` raises."""
+def fetch(run: Run, query: LiveQuery, stalled_max: int = _ALL) -> LiveResult:
+    """Send the queries; read at most ``stalled_max`` rows of stalled streams, those with the longest gaps. Raises what ``run`` raises."""
     which = {"service": query.service, "model": query.model}
-    return LiveResult(run(IN_FLIGHT, which), run(STALLED, which), run(ENGINES, {}))
+    return LiveResult(run(IN_FLIGHT, which), run(STALLED, {**which, "rows": stalled_max}), run(ENGINES, {}))
+
+
+def count_stalled(run: Run) -> int:
+    """Return the number of stalled streams. Raises what ``run`` raises."""
+    return int(run(_STALLED_COUNT, {})[0]["streams"])
 
 
 def as_json(result: LiveResult) -> dict[str, Any]:

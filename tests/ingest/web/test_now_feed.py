@@ -58,6 +58,23 @@ def test_all_browsers_share_a_query(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parsed(found[0]) == ("now", {**ROWS, "stalled_streams": 0})
 
 
+def test_a_long_list_of_stalled_streams_is_cut_by_the_query() -> None:
+    """At most 200 rows are read, and the number of all stalled streams then comes from a query of its count."""
+    stalled = [{"trace": f"{number:032x}"} for number in range(200)]
+    limits: list[Any] = []
+
+    def run(sql: str, values: dict[str, Any]) -> list[dict[str, Any]]:
+        limits.extend([values["rows"]] if "rows" in values else [])
+        return [{"streams": 54_321}] if "uniqExact" in sql else stalled if "rows" in values else []
+
+    class Reads:
+        async def view(self, work: Callable[..., Any], tenant: str) -> Any:
+            return work(run)
+
+    event = asyncio.run(anext(NowFeed(Reads(), lambda: False).events(lambda: "t")))  # type: ignore[arg-type]
+    assert (limits, parsed(event)[1]["stalled_streams"], len(parsed(event)[1]["stalled"])) == ([200], 54_321, 200)
+
+
 def test_an_unchanged_state_is_sent_once() -> None:
     """Then only a comment keeps the connection, after the silence that is allowed; the stream ends when the server stops."""
     stopping = asyncio.Event()
