@@ -32,6 +32,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 from bench.common.bystander import watched  # noqa: E402
 from bench.common.machine import describe  # noqa: E402
 from bench.crash_pipelines.serve import Serve, fresh_serve  # noqa: E402
+from helpers.builders.json_otlp import json_of  # noqa: E402
 from helpers.builders.spans import native_span, request  # noqa: E402
 from helpers.builders.worst_bodies import CASES, DAY_NS, finished, point, points, spans, steps  # noqa: E402
 from legato_ingest.otlp.signals import POINTS, SPANS  # noqa: E402
@@ -46,6 +47,7 @@ class Attack:
     name: str
     path: str
     body: bytes
+    content_type: str = "application/x-protobuf"
 
 
 def attacks(size: int, now_ns: int) -> Iterator[Attack]:
@@ -53,6 +55,7 @@ def attacks(size: int, now_ns: int) -> Iterator[Attack]:
     for name, (signal, make) in CASES.items():
         yield Attack(name, signal.path, make(now_ns, size))
     yield Attack("64 MiB that are no request", SPANS.path, b"\xff" * 2**26)
+    yield Attack("a resource for each span in JSON", SPANS.path, _resources(now_ns), "application/json")
     days = [now_ns - number * DAY_NS for number in range(_DAYS)]
     native = request()
     for at_ns in days:
@@ -64,10 +67,18 @@ def attacks(size: int, now_ns: int) -> Iterator[Attack]:
     yield Attack("steps 71 minutes apart", SPANS.path, spans([steps(now_ns - 88 * DAY_NS, 1_700, 2**32 - 1)] * 8))
 
 
+def _resources(now_ns: int) -> bytes:
+    """Return a good span, one that is refused, and 70,000 ignored ones, each in a separate resource: 2.8 MB of JSON."""
+    good = request()
+    native_span(good, start_ns=now_ns)
+    others = [b'{"scopeSpans":[{"spans":[7]}]}', *[b'{"scopeSpans":[{"spans":[{"name":"x"}]}]}'] * 70_000]
+    return json_of(good).removesuffix(b"]}") + b"," + b",".join(others) + b"]}"
+
+
 def sent(otlp: int, attack: Attack, until_s: float) -> Counter[int]:
     """Send a body again and again, compressed. Return the replies by status."""
     replies = Counter[int]()
-    headers = {"Content-Type": "application/x-protobuf", "Content-Encoding": "gzip"}
+    headers = {"Content-Type": attack.content_type, "Content-Encoding": "gzip"}
     content = gzip.compress(attack.body, 6)
     with httpx.Client(base_url=f"http://127.0.0.1:{otlp}", timeout=120) as client:
         while time.monotonic() < until_s:

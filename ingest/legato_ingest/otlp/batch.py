@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from typing import Any
 
@@ -34,6 +34,8 @@ DAY_NS = 86_400_000_000_000
 Builders = Mapping[Source, Callable[[Column], pa.Array]]
 # Bytes that one chunk takes in a row, by which samples are weighed against chunks.
 _CHUNK_BYTES = 16
+# A table of more pieces is copied into one: each use of a table walks over the pieces of each column.
+_PIECES_MAX = 256
 # Columns of any table that a row of `rejected` is made from.
 _KEPT = ("tenant", "metric", "trace_id", "span_id", "rev", "service_name", "emitter", "otlp_bytes")
 
@@ -81,8 +83,7 @@ class Batch:
     A request holds ``spans``, ``points`` or ``logs``. ``ignored`` of them are acknowledged and not stored: spans that are neither streamed
     responses nor engine steps, points flagged as having no value, and log records. ``senders`` counts ignored spans and log records by
     tenant and by who sent them (``spans.Sender``). ``chunks`` counts chunks and engine steps. ``unlisted`` counts rejected items without a
-    row in ``rejected``, by reason. ``days`` holds table and day of the rows. ``size_bytes``: the memory of the rows, where it was measured
-    for several batches at once.
+    row in ``rejected``, by reason. ``days`` holds table and day of the rows. ``size_bytes``: the memory of the rows, where it was measured.
     """
 
     revs: pa.Table = field(default_factory=lambda: STREAM_REVS.empty)
@@ -111,6 +112,10 @@ class Batch:
         parts = [cls(), *parts]
         return cls(*(_added([getattr(part, each.name) for part in parts]) for each in fields(cls)))
 
+    def measured(self) -> Batch:
+        """Return the batch with the memory of its rows measured: it takes long for many pieces, and an event loop needs it."""
+        return self if self.size_bytes else replace(self, size_bytes=self._row_bytes())
+
     @property
     def rejected_items(self) -> int:
         """The number of rejected spans, points or log records, with and without a row."""
@@ -125,21 +130,30 @@ class Batch:
     def nbytes(self) -> int:
         """Bytes of memory that the rows and the names of senders take."""
         names = sum(sys.getsizeof(name) for sender in self.senders for name in sender)
-        if self.size_bytes:
-            return self.size_bytes + names
-        # `Table.nbytes` is slow and adds nothing for an empty table.
-        return names + int(sum(table.nbytes for table in self.tables if table.num_rows))
+        return names + (self.size_bytes or self._row_bytes())
 
     @property
     def weight(self) -> int:
         """The batch's share of an insert, in chunks. A stream weighs one more than its chunks; samples as chunks of the same bytes."""
         return self.chunks + int(self.revs.num_rows) + (int(self.samples.nbytes) // _CHUNK_BYTES if self.points else 0)
 
+    def _row_bytes(self) -> int:
+        # `Table.nbytes` is slow and adds nothing for an empty table.
+        return int(sum(table.nbytes for table in self.tables if table.num_rows))
+
 
 def _added(values: Sequence[Any]) -> Any:
     """Return the rows, counts or sets of several batches as one."""
     if isinstance(values[0], pa.Table):
-        return pa.concat_tables(values)
+        # An empty table would remain as an empty piece of each column.
+        rows = pa.concat_tables([each for each in values if each.num_rows] or values[:1])
+        return rows.combine_chunks() if rows.column(0).num_chunks > _PIECES_MAX else rows
+    if isinstance(values[0], Counter):
+        # The sum of counters copies what was added before, for each of them.
+        total = Counter[Any]()
+        for each in values:
+            total.update(each)
+        return total
     return frozenset().union(*values) if isinstance(values[0], frozenset) else sum(values[1:], values[0])
 
 

@@ -42,13 +42,14 @@ def convert(
     converter = Converter(signal, tenant, now_ns, limits, on_fault, Budget.of(limits, len(content), tenant, now_ns))
     if is_whole:
         for batch in _converted(content, converter):
-            yield Batch.joined((batch, refused)) if refused.rejected_items else batch
+            yield (Batch.joined((batch, refused)) if refused.rejected_items else batch).measured()
             refused = Batch()
     else:
         left = Left.of_request()
         for request, _ in json_body.requests(content, signal, tenant):
             check(request, signal, left)
-        yield from in_parts(_converted_json(content, converter))
+        for batch in in_parts(_converted_json(content, converter)):
+            yield batch.measured()
 
 
 def _converted(content: bytes, converter: Converter) -> Iterator[Batch]:
@@ -64,4 +65,5 @@ def _converted_json(content: bytes, converter: Converter) -> Iterator[Batch]:
     """Yield the rows of each document of a large body in JSON, and what was refused in it."""
     for request, refused in json_body.requests(content, converter.signal, converter.tenant):
         yield from converter.convert_split(request)
-        yield refused
+        if refused.rejected_items:
+            yield refused

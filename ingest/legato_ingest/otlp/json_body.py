@@ -47,7 +47,7 @@ def to_protobuf(content: bytes, signal: Signal, tenant: str) -> tuple[bytes, Bat
     """
     parts = list(requests(content, signal, tenant))
     # Messages of one type in a row are one message with the repeated fields of all.
-    return b"".join(request for request, _ in parts), Batch.joined(refused for _, refused in parts)
+    return b"".join(request for request, _ in parts), Batch.joined(refused for _, refused in parts if refused.rejected_items)
 
 
 def requests(content: bytes, signal: Signal, tenant: str) -> Iterator[tuple[bytes, Batch]]:

@@ -32,7 +32,10 @@ _GROUP_BYTES_MAX = 2**19
 MESSAGES_MAX = 196_608
 PART_BYTES_MAX = 32 * 2**20
 """Bytes of rows after which the rows of a large body are a batch."""
+# So many batches are joined at once, so that a body of many small ones never has all of them in memory.
+_JOINED_MAX = 256
 _NAME_BYTES_MAX = 256
+# The ids of a rejected item are looked for in so many of its fields.
 _FIRST_FIELDS = 1_000
 
 
@@ -63,15 +66,18 @@ class _Item:
 
 def in_parts(batches: Iterable[Batch]) -> Iterator[Batch]:
     """Join successive batches up to ``PART_BYTES_MAX`` of rows. Yields at least one batch."""
-    parts, size, is_first = list[Batch](), 0, True
+    joined, parts, size, is_first = list[Batch](), list[Batch](), 0, True
     for batch in batches:
         parts.append(batch)
         size += batch.nbytes
         if size >= PART_BYTES_MAX:
-            yield Batch.joined(parts)
-            parts, size, is_first = [], 0, False
-    if parts or is_first:
-        yield Batch.joined(parts)
+            yield Batch.joined([*joined, *parts])
+            joined, parts, size, is_first = [], [], 0, False
+        elif len(parts) == _JOINED_MAX:
+            joined.append(Batch.joined(parts))
+            parts = []
+    if joined or parts or is_first:
+        yield Batch.joined([*joined, *parts])
 
 
 @dataclass(slots=True)
@@ -96,7 +102,7 @@ class Converter:
 
     def convert_split(self, content: bytes) -> Iterator[Batch]:
         """Split a body that ``check`` has passed, and yield the rows of each small request."""
-        return (self.convert_items(items) for items in _groups(content, self.signal))
+        return (Batch.joined(self.convert_items(items)) for items in _groups(content, self.signal))
 
     def convert(self, content: bytes, *, is_one: bool = False) -> Batch:
         """Parse and convert a small request. If it fails, it has used nothing. ``is_one``: it holds one item."""
@@ -115,8 +121,19 @@ class Converter:
         except Malformed:
             raise DecodeError from None
 
-    def convert_items(self, items: Sequence[_Item]) -> Batch:
-        """Convert some items; on a failure halve them, until the single item that fails is rejected."""
+    def convert_items(self, items: Sequence[_Item]) -> Iterator[Batch]:
+        """Yield the rows of some items. Items that fail are halved, until the single item that fails is rejected."""
+        left = [items]
+        while left:
+            part = left.pop()
+            if (batch := self._rows_of(part)) is not None:
+                yield batch
+            else:
+                half = len(part) // 2
+                left += part[half:], part[:half]
+
+    def _rows_of(self, items: Sequence[_Item]) -> Batch | None:
+        """Return the rows of some items, or the rejection of a single one that fails; ``None`` if one of several fails."""
         try:
             for item in items:
                 if item.fault is not None:
@@ -125,10 +142,7 @@ class Converter:
         except (MemoryError, OSError, LegatoError):
             raise
         except Exception as error:
-            if len(items) == 1:
-                return self._reject(items[0], error)
-        half = len(items) // 2
-        return Batch.joined(self.convert_items(part) for part in (items[:half], items[half:]))
+            return self._reject(items[0], error) if len(items) == 1 else None
 
     def _reject(self, item: _Item, error: Exception) -> Batch:
         if not isinstance(error, (DecodeError, _ItemTooLarge, TooMany)):

@@ -203,6 +203,10 @@ CASES: dict[str, tuple[Signal, Callable[[int, int], bytes]]] = {
         ),
     ),
     "rejected spans": (SPANS, _rejected),
+    "spans that are no UTF-8": (
+        SPANS,
+        lambda now, size: spans([span(NATIVE, now - _SECOND_NS, now), *[message(2, b"\x2a\x02\xff\xff")] * (size // 6)]),
+    ),
     "scopes": (SPANS, _scopes),
     "spans with 10,000 attributes": (SPANS, _attributes),
     "one span of empty attributes": (SPANS, lambda now, size: spans([message(2, b"\x4a\x00" * (size // 2))])),

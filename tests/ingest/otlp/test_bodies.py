@@ -114,6 +114,19 @@ def test_the_largest_bodies_take_no_more_memory_than_others(case: str) -> None:
     assert peak_of(content, signal) <= MOST
 
 
+def test_a_batch_of_many_small_parts_has_few_pieces() -> None:
+    """An event loop reads the size of a batch: with a piece for each bad span, a body of 600 bytes after gzip stopped it for 8 s."""
+    good = request()
+    native_span(good, start_ns=NOW_NS - 5_000)
+    bad = message(1, message(2, message(2, b"\x2a\x02\xff\xff") * 4_000))
+    others = [b'{"scopeSpans":[{"spans":[7]}]}', *[b'{"scopeSpans":[{"spans":[{"name":"x"}]}]}'] * 3_999]
+    text = json_of(good).removesuffix(b"]}") + b"," + b",".join(others) + b"]}"
+    for content, is_json in ((good.SerializeToString() + bad, False), (text, True)):
+        (batch,) = batches_of(content, is_json=is_json)
+        assert (batch.spans, batch.revs.num_rows) == (4_001, 1) and 0 < batch.size_bytes <= batch.nbytes
+        assert max(column.num_chunks for table in batch.tables for column in table.columns) <= 256
+
+
 def test_a_large_text_is_converted_in_parts() -> None:
     """JSON, too: 24 MiB of streams and rejected items."""
     (item,) = json.loads(json_of(many(1, bad=2)))["resourceSpans"][0]["scopeSpans"][0]["spans"]
