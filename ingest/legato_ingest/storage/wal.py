@@ -25,7 +25,7 @@ _log = logging.getLogger("legato")
 # The number of the file with payloads that could not be inserted, after the two segments.
 ASIDE = 2
 _NAMES = ("0.wal", "1.wal", "aside.wal")
-_ASIDE_BYTES_MAX = 64 * 2**20
+_ASIDE_BYTES_MAX = 256 * 2**20
 _MAGIC = b"LGW1"
 # No record, and as large as most requests: a full disk has room for a byte.
 _PROBE = bytes(65_536)

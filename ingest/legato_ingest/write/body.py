@@ -62,7 +62,7 @@ class Entry:
     open: int = 1
     is_set_aside: bool = False
 
-    def close(self) -> bool:
+    def count_down(self) -> bool:
         """Take note that a batch has left, or that the last one is queued. Return whether the body may leave its segment now."""
         self.open -= 1
         return not self.open and self.segment is not None and not self.is_set_aside

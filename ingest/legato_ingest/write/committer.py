@@ -71,8 +71,8 @@ class Committer:
         self._changed, self._closing, self._log = threading.Condition(), False, log
         # Of the last insert: its requests, its begin, and whether it had no room for all that waited.
         self._last_requests, self._last_began_s, self._is_rest = 0, 0.0, False
-        # ``finished``: bodies of which all batches were stored when the last one was known to be the last.
-        self._late_pauses, self._inserting, self._finished = LatePauses(), list[Waiting](), list[Entry]()
+        # ``all_stored``: bodies of which every batch was stored before ``finish``. The thread removes them from the log.
+        self._late_pauses, self._inserting, self._all_stored = LatePauses(), list[Waiting](), list[Entry]()
         # The error of the last insert of rows of now, and that of all requests since a thread has ended.
         self._failed: StoreUnavailable | None = None
         self._broken: StoreUnavailable | None = None
@@ -97,8 +97,8 @@ class Committer:
                 raise StoreUnavailable(str(failed), failed.code)
             if self._closing:
                 raise StoreUnavailable("the server is stopping")
-            if lack := self._lanes.lack(waiting.size, is_late=waiting.is_late, entry=entry, has_log=has_log):
-                raise Overloaded(lack)
+            if why_full := self._lanes.why_full(waiting.size, is_late=waiting.is_late, entry=entry, has_log=has_log):
+                raise Overloaded(why_full)
             self._accept(waiting, is_queued=waiting.is_logged or not has_log)
         if waiting.is_logged:
             waiting.answer(receipt_of(batch))
@@ -106,12 +106,12 @@ class Committer:
             self._log_writer.put(waiting)
         return waiting.future
 
-    def has_room(self, batch: Batch, entry: Entry) -> bool:
-        """Return whether a further batch of a body would not be refused for want of room now."""
+    def has_room(self, batch: Batch, entry: Entry, *, in_lane: bool = False) -> bool:
+        """Return whether a further batch of a body would not be refused for want of room now; ``in_lane``: in its lane alone."""
         size, late = size_of(batch, time.time_ns()), is_late(batch, time.time_ns())
         with self._changed:
-            lack = self._lanes.lack(size, is_late=late, entry=entry, has_log=self._log is not None)
-            return not lack or self._closing or self._failed is not None
+            why_full = self._lanes.why_full(size, is_late=late, entry=entry, has_log=self._log is not None, in_lane=in_lane)
+            return not why_full or self._closing or self._failed is not None
 
     def recover(self, batch: Batch, entry: Entry) -> None:
         """Queue rows of a request that is in the log since before this process, whether there is room or not."""
@@ -121,8 +121,8 @@ class Committer:
     def finish(self, entry: Entry) -> None:
         """Take note that no further batch of a body is submitted."""
         with self._changed:
-            if finished := self._close([entry]):
-                self._finished += finished
+            if all_stored := self._count_down([entry]):
+                self._all_stored += all_stored
                 self._changed.notify_all()
 
     def settle(self) -> None:
@@ -142,6 +142,7 @@ class Committer:
         with self._changed:
             self._changed.notify_all()
         self._thread.join()
+        self._leave_log(self._all_stored)
         if self._log is not None:
             self._log.close()
 
@@ -203,7 +204,7 @@ class Committer:
         for waiting in group:
             waiting.answer(error)
         with self._changed:
-            self._close(waiting.entry for waiting in group)
+            self._count_down(waiting.entry for waiting in group)
             self._hold((part for waiting in group for part in waiting.parts()), -1)
 
     def _run(self) -> None:
@@ -231,8 +232,8 @@ class Committer:
         while True:
             with self._changed:
                 self._wait()
-                is_closing, finished, self._finished = self._closing, self._finished, []
-            self._leave_log(finished)
+                is_closing, all_stored, self._all_stored = self._closing, self._all_stored, []
+            self._leave_log(all_stored)
             self._inserting = group = self._next_late() or self._next_group()
             if not group:
                 self._write_waiting(is_closing)
@@ -248,7 +249,7 @@ class Committer:
 
     def _wait(self) -> None:
         """Wait until an insert is due, or something that no request waits for, or until the end."""
-        while not self._closing and not self._finished:
+        while not self._closing and not self._all_stored:
             pauses_s = [pause_s() for lane, pause_s in ((self._now, self._pause_s), (self._late, self._late_pause_s)) if lane]
             due_s = min(pauses_s) if pauses_s else self._groups.due_in_s()
             if due_s is not None and due_s <= 0:
@@ -357,8 +358,8 @@ class Committer:
             waiting.answer(receipt)
             waiting.stored()
         with self._changed:
-            finished = self._close(waiting.entry for waiting in group)
-        self._leave_log(finished)
+            all_stored = self._count_down(waiting.entry for waiting in group)
+        self._leave_log(all_stored)
         self._leave(group[0].is_late, group, None)
 
     def _fail(self, group: Sequence[Waiting], error: Exception) -> None:
@@ -368,24 +369,24 @@ class Committer:
         gone = [waiting for waiting in group if waiting not in again]
         with self._changed:
             self._lanes.of(group[0]).put_back(again)
-            self._close(waiting.entry for waiting in gone)
+            self._count_down(waiting.entry for waiting in gone)
         for waiting in gone:
             waiting.answer(failed)
         # While the process of the store starts again, requests go on into the log; so they do if only late rows cannot be inserted.
         self._leave(group[0].is_late, gone, failed if again and not isinstance(failed, StoreRestarting) else None)
 
-    def _close(self, entries: Iterable[Entry | None]) -> list[Entry]:
+    def _count_down(self, entries: Iterable[Entry | None]) -> list[Entry]:
         """Take note that a batch of each body has left, or that the last is queued. Return the bodies that may leave the log."""
-        closed = [(entry, entry.close()) for entry in entries if entry is not None]
-        for entry, _ in closed:
+        counted = [(entry, entry.count_down()) for entry in entries if entry is not None]
+        for entry, _ in counted:
             if not entry.open:
                 self._lanes.release_body(entry)
         self._metrics.queue_bytes.set(self._lanes.bytes)
-        return [entry for entry, may_leave in closed if may_leave]
+        return [entry for entry, may_leave in counted if may_leave]
 
-    def _leave_log(self, finished: Iterable[Entry]) -> None:
+    def _leave_log(self, all_stored: Iterable[Entry]) -> None:
         """Bodies of which all batches are stored leave the log."""
-        for segment, payloads in Counter(entry.segment for entry in finished if entry.segment is not None).items():
+        for segment, payloads in Counter(entry.segment for entry in all_stored if entry.segment is not None).items():
             if self._log is not None:
                 self._log.stored(segment, payloads)
 

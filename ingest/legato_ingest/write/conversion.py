@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -26,6 +26,7 @@ from legato_ingest.write.body import Body
 __all__ = ["Conversions"]
 
 _T = TypeVar("_T")
+_K = TypeVar("_K")
 
 # So many large bodies, beside those that are converted, may be between two of their batches: they wait for room in the queue.
 _BETWEEN = 3
@@ -104,6 +105,11 @@ async def _in_thread(limiter: anyio.CapacityLimiter, convert: Callable[..., _T],
     return task.result()
 
 
+def _limiter_of(limiters: dict[_K, anyio.CapacityLimiter], key: _K, tenant: str, whole: anyio.CapacityLimiter) -> anyio.CapacityLimiter:
+    """Return the limiter of a tenant: it leaves one of the whole to the others, if there are several."""
+    return limiters.setdefault(key, anyio.CapacityLimiter(max(1, int(whole.total_tokens) - bool(tenant))))
+
+
 def _forget(task: asyncio.Future[Any]) -> None:
     """Take the result of a task that is done, so that its error keeps no frame."""
     try:
@@ -127,13 +133,19 @@ class Conversions:
     ) -> None:
         self._alone, self._together = alone, together
         self._lanes = [(bytes_max, max(1, requests_max // share)) for bytes_max, share in _LANES]
-        # The threads of each lane, and those of a lane that a tenant may have.
         self._threads = [anyio.CapacityLimiter(threads) for _, threads in self._lanes]
         # A body of the last lane is in memory after decompression from its first batch to its last.
         self._places = anyio.CapacityLimiter(self._lanes[-1][1] + _BETWEEN)
-        self._of_tenant: dict[tuple[int, str], anyio.CapacityLimiter] = {}
+        # The threads of a lane, and the places, that a tenant may have.
+        self._threads_of: dict[tuple[int, str], anyio.CapacityLimiter] = {}
+        self._places_of: dict[str, anyio.CapacityLimiter] = {}
         self._waiting = _Turns()
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def are_places_wanted(self) -> bool:
+        """Whether a large body waits for the place of another one."""
+        return bool(self._places.statistics().tasks_waiting)
 
     async def batches(self, body: Body) -> AsyncGenerator[Batch]:
         """Yield the rows of a body: one batch, or several of a large body, each converted when it is asked for.
@@ -143,21 +155,28 @@ class Conversions:
         if _is_small(body) and (batch := await self._with_others(body)) is not None:
             yield batch
             return
-        for lane, (bytes_max, threads) in enumerate(self._lanes):
+        for lane, (bytes_max, _) in enumerate(self._lanes):
             if bytes_max is not None and len(body.content) > bytes_max:
                 continue
-            most = threads if bytes_max is not None else int(self._places.total_tokens)
-            own = self._of_tenant.setdefault((lane, body.tenant), anyio.CapacityLimiter(max(1, most - bool(body.tenant))))
-            async with own, self._places if bytes_max is None else nullcontext():
-                batches = await _in_thread(self._threads[lane], self._begun, body, bytes_max)
+            async with AsyncExitStack() as places:
+                if bytes_max is None:
+                    for limiter in (_limiter_of(self._places_of, body.tenant, body.tenant, self._places), self._places):
+                        await places.enter_async_context(limiter)
+                batches = await self._converted_in(lane, body.tenant, self._begun, body, bytes_max)
                 if batches is None:
                     continue
                 first, others = batches
                 yield first
-                while others is not None and (batch := await _in_thread(self._threads[lane], next, others, None)):
+                while others is not None and (batch := await self._converted_in(lane, body.tenant, next, others, None)):
                     yield batch
                 return
         raise AssertionError("the last lane takes every body")
+
+    async def _converted_in(self, lane: int, tenant: str, convert: Callable[..., _T], *arguments: Any) -> _T:
+        """Return the result of a conversion in a thread of a lane. Large bodies of a tenant take turns between two batches."""
+        threads = self._threads[lane]
+        async with _limiter_of(self._threads_of, (lane, tenant), tenant, threads):
+            return await _in_thread(threads, convert, *arguments)
 
     def _begun(self, body: Body, bytes_max: int | None) -> tuple[Batch, Iterator[Batch] | None] | None:
         """Return the first batch of a body, and the others for a body of the last lane."""

@@ -36,7 +36,7 @@ _PING_MS = 10_000
 _HANDSHAKE_MS = 30_000
 # A connection without calls is closed after the first of these times; one that does not answer a ping after the others together.
 _IDLE_MS, _KEEPALIVE_MS, _KEEPALIVE_TIMEOUT_MS = 300_000, 60_000, 20_000
-# Calls of one connection, and of all, at the same time.
+# Calls of one connection at the same time; calls of all that wait for their message.
 _CALLS_A_CONNECTION_MAX, _CALLS_MAX = 64, 256
 _READ_S_MAX = 30
 _WINDOW_BYTES = 256 * 1024

@@ -218,17 +218,20 @@ class Lanes:
         for held in (lane.held, self._held):
             held.add(entry.body.tenant, sign * len(entry.body.content))
 
-    def lack(self, size: int, *, is_late: bool, entry: Entry | None, has_log: bool) -> str:
-        """Return what fills the lanes if there is no room for a batch of this size. A batch without a log has room if no other waits."""
-        tenant, body_bytes, own_lane = "", 0, None
+    def why_full(self, size: int, *, is_late: bool, entry: Entry | None, has_log: bool, in_lane: bool = False) -> str:
+        """Return what fills the lanes if there is no room for a batch of this size, else an empty text.
+
+        A batch without a log has room if no other waits. ``in_lane``: the other lane is left out of account.
+        """
+        tenant, body_bytes, own_lane, lane = "", 0, None, self.late if is_late else self.now
         if entry is not None:
             tenant, body_bytes, own_lane = entry.body.tenant, len(entry.body.content), self._bodies.get(entry)
         # A body that is counted is what the request has already; another one comes with this batch.
         own, size = (body_bytes, size) if own_lane is not None else (0, size + body_bytes)
-        if (self.now or self.late or has_log) and not self._held.has_room(tenant, size, own):
+        if not in_lane and (self.now or self.late or has_log) and not self._held.has_room(tenant, size, own):
             return f"{self._held.total} bytes of rows wait to be stored"
-        if is_late and not self.late.held.has_room(tenant, size, own if own_lane is self.late else 0):
-            return f"{self.late.held.total} bytes of rows of earlier days wait to be stored"
+        if (is_late or in_lane) and not lane.held.has_room(tenant, size, own if own_lane is lane else 0):
+            return f"{lane.held.total} bytes of rows of {'earlier' if is_late else 'these'} days wait to be stored"
         return ""
 
 

@@ -36,8 +36,9 @@ __all__ = ["Call", "Counters", "Outcome", "Receiver"]
 _log = logging.getLogger("legato")
 # Decompressed bytes of a body that is converted together with others.
 _TOGETHER_BYTES_MAX = 128 * 1024
-# So long a further batch of a large body waits for room in the queue, and looks again after each pause.
-_ROOM_S, _ROOM_PAUSE_S = 30.0, 0.1
+# So long a further batch of a large body waits for room in the queue, and if another body waits for its place. It looks again after each
+# pause.
+_ROOM_S, _WANTED_ROOM_S, _ROOM_PAUSE_S = 30.0, 2.0, 0.1
 # Functions that count the bytes of a body as they arrive, and raise ``Overloaded`` over a limit.
 Counters = Sequence[Callable[[int], None]]
 
@@ -156,8 +157,10 @@ class Receiver:
 
     async def _submit_further(self, batch: Batch, entry: Entry) -> Future[Receipt]:
         """Submit a further batch of a body when the queue has room. Raises ``Overloaded`` if that takes too long."""
-        until_s = time.monotonic() + _ROOM_S
-        while not self._committer.has_room(batch, entry) and time.monotonic() < until_s:
+        began_s = time.monotonic()
+        while not self._committer.has_room(batch, entry):
+            if time.monotonic() - began_s > (_WANTED_ROOM_S if self._conversions.are_places_wanted else _ROOM_S):
+                break
             await asyncio.sleep(_ROOM_PAUSE_S)
         return self._committer.submit(batch, entry)
 

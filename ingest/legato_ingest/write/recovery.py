@@ -13,7 +13,9 @@ from legato_ingest.otlp.batch import Batch
 from legato_ingest.storage.wal import WriteAheadLog
 from legato_ingest.write.body import Body, Entry
 from legato_ingest.write.committer import Committer
+from legato_ingest.write.lanes import is_late
 from legato_ingest.write.receiver import Receiver
+from legato_ingest.write.set_aside import set_aside
 
 __all__ = ["recover"]
 
@@ -24,23 +26,26 @@ _ROOM_S = 30.0
 def recover(log: WriteAheadLog, committer: Committer, receiver: Receiver) -> int:
     """Queue the rows of all requests in the log and return their number. Call it once, before the first new request.
 
-    Rows wait for room in the queue. If inserts do not get on, the others are queued beyond its limit, so that the process starts.
+    Rows wait for room in their lane. If the inserts of a lane do not get on, its other rows are queued beyond the limit, so that the
+    process starts.
     """
-    recovered, is_patient = 0, True
+    recovered, stuck = 0, set[bool]()
     for segment, payload in log.pending():
         entry = None
         try:
             entry = Entry(Body.from_log(payload), segment)
             for batch in receiver.recovered(entry.body):
-                is_patient = is_patient and _has_room(committer, batch, entry)
+                late = is_late(batch, time.time_ns())
+                if late not in stuck and not _has_room(committer, batch, entry):
+                    stuck.add(late)
                 committer.recover(batch, entry)
         except (LegatoError, ValueError) as error:
             # It was acknowledged, so it was once converted, perhaps by another version.
             _log.error("a request in the write-ahead log of the store cannot be converted and is set aside: %s", error)
-            if entry is None or not entry.is_set_aside:
+            if entry is None:
                 log.set_aside(segment, payload)
-            if entry is not None:
-                entry.is_set_aside = True
+            else:
+                set_aside(entry, log)
                 committer.finish(entry)
             continue
         committer.finish(entry)
@@ -51,9 +56,9 @@ def recover(log: WriteAheadLog, committer: Committer, receiver: Receiver) -> int
 
 
 def _has_room(committer: Committer, batch: Batch, entry: Entry) -> bool:
-    """Wait until the queue has room for a batch; return whether that was in time."""
+    """Wait until the lane of a batch has room for it; return whether that was in time."""
     until_s = time.monotonic() + _ROOM_S
-    while not committer.has_room(batch, entry):
+    while not committer.has_room(batch, entry, in_lane=True):
         if time.monotonic() > until_s:
             return False
         committer.settle()

@@ -6,13 +6,15 @@ They are in a separate file of the write-ahead log and are tried again after the
 from __future__ import annotations
 
 import logging
+import threading
 
 from legato_ingest.errors import StoreRestarting, StoreUnavailable
 from legato_ingest.metrics import Metrics
 from legato_ingest.storage.wal import WriteAheadLog
+from legato_ingest.write.body import Entry
 from legato_ingest.write.lanes import Waiting
 
-__all__ = ["is_set_aside"]
+__all__ = ["is_set_aside", "set_aside"]
 
 _log = logging.getLogger("legato")
 # A request that fails so often, and not because the store is away, is set aside.
@@ -20,6 +22,15 @@ _FAILURES_MAX = 3
 # That the process of the store ended during an insert counts half, because another statement may be the cause; and hardly, if a reader's
 # statement ran: no reader can have a request set aside.
 _RESTART_COUNTS, _READER_COUNTS = 0.5, 0.05
+_setting_aside = threading.Lock()
+
+
+def set_aside(entry: Entry, log: WriteAheadLog) -> None:
+    """Set a body aside that is in the log, unless it is. Thread-safe. Raises ``StoreUnavailable``."""
+    with _setting_aside:
+        if not entry.is_set_aside and entry.segment is not None:
+            log.set_aside(entry.segment, entry.body.logged())
+            entry.is_set_aside = True
 
 
 def is_set_aside(waiting: Waiting, error: Exception, log: WriteAheadLog | None, metrics: Metrics) -> bool:
@@ -31,13 +42,11 @@ def is_set_aside(waiting: Waiting, error: Exception, log: WriteAheadLog | None, 
     entry = waiting.entry
     if waiting.failures < _FAILURES_MAX or log is None or entry is None or entry.segment is None:
         return False
-    if not entry.is_set_aside:
-        try:
-            log.set_aside(entry.segment, entry.body.logged())
-        except StoreUnavailable as full:
-            _log.error("a request cannot be inserted and cannot be set aside: %s", full)
-            return False
-        entry.is_set_aside = True
+    try:
+        set_aside(entry, log)
+    except StoreUnavailable as full:
+        _log.error("a request cannot be inserted and cannot be set aside: %s", full)
+        return False
     metrics.errors.labels("set_aside", type(error).__name__).inc()
     _log.error("a request was set aside: its insert fails; it is tried again after the next start", exc_info=error)
     return True

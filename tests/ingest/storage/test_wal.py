@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legato_ingest.errors import LegatoError, StoreUnavailable
+from legato_ingest.storage import wal
 from legato_ingest.storage.wal import ASIDE, WriteAheadLog, expect_all_stored, folder_of
 
 PAYLOADS = [b"first", b"", b"x" * 70_000, b"LGW1" * 3]
@@ -227,8 +228,9 @@ def test_a_segment_that_cannot_be_emptied_is_emptied_later(tmp_path: pathlib.Pat
     log.close()
 
 
-def test_what_cannot_be_inserted_is_set_aside(tmp_path: pathlib.Path) -> None:
+def test_what_cannot_be_inserted_is_set_aside(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It leaves its segment, which can then become empty, and is pending after the next start. The space for it is limited."""
+    monkeypatch.setattr(wal, "_ASIDE_BYTES_MAX", 6_000)
     log = WriteAheadLog(tmp_path)
     segment = log.append([b"poison", b"good"])
     log.stored(segment, 1)
@@ -236,10 +238,10 @@ def test_what_cannot_be_inserted_is_set_aside(tmp_path: pathlib.Path) -> None:
     assert reopened(tmp_path) == [(ASIDE, b"poison")] and sizes(tmp_path)[:2] == [0, 0]
     log.set_aside(ASIDE, b"poison")
     assert len(reopened(tmp_path)) == 1
-    segment = log.append([b"z" * 40_000_000] * 2)
-    log.set_aside(segment, b"z" * 40_000_000)
+    segment = log.append([b"z" * 4_000] * 2)
+    log.set_aside(segment, b"z" * 4_000)
     with pytest.raises(StoreUnavailable, match="full"):
-        log.set_aside(segment, b"z" * 40_000_000)
+        log.set_aside(segment, b"z" * 4_000)
     log.close()
 
 
