@@ -39,8 +39,9 @@ _PAGE_ROWS_BYTES_MAX = 32 * 2**20
 _SUSPECT_TIMES = 4
 
 
-def _nothing() -> None:
-    """Wait for nothing: every acknowledged row is in the store."""
+def _settled(stale_max_s: float) -> Callable[[], None]:
+    """Return a function that waits for nothing: every acknowledged row is in the store."""
+    return lambda: None
 
 
 def compressed(work: Callable[[], Result]) -> Result:
@@ -68,12 +69,12 @@ class Result(NamedTuple):
 class Reads:
     """The statements of all readers of one store.
 
-    A reader sees the rows of all requests that were acknowledged before. ``begin_settling`` asks for their insert when a query arrives, so
-    that it is done when the query's turn comes, and returns the function that waits for it.
+    A reader sees the rows of all requests that were acknowledged before, or ``stale_max_s`` earlier. ``begin_settling`` asks for their
+    insert when a query arrives, so that it is done when the query's turn comes, and returns the function that waits for it.
     """
 
     def __init__(
-        self, settings: Settings, store: QueryStore, metrics: Metrics, begin_settling: Callable[[], Callable[[], None]] = lambda: _nothing
+        self, settings: Settings, store: QueryStore, metrics: Metrics, begin_settling: Callable[[float], Callable[[], None]] = _settled
     ) -> None:
         self._settings, self._metrics, self.store, self._begin_settling = settings, metrics, store, begin_settling
         own = settings.server.database if settings.server else "default"
@@ -87,12 +88,19 @@ class Reads:
         self.timezone = lru_cache(maxsize=1)(lambda: store.query_bytes("SELECT timezone()").decode().strip())
 
     async def run(
-        self, sql: str, parameters: Mapping[str, Any], default_format: str, tenant: str, *, is_compressed: bool = False
+        self,
+        sql: str,
+        parameters: Mapping[str, Any],
+        default_format: str,
+        tenant: str,
+        *,
+        is_compressed: bool = False,
+        stale_max_s: float = 0.0,
     ) -> Result:
         """Check and run one statement, and compress its result if asked. Raises ``BadRequest`` (503: too many) or ``StoreError``."""
         count = 1 + (len(sql) + sum(len(str(value)) for value in parameters.values())) // _LENGTH_OF_ONE
         work = partial(self._work, sql, parameters, default_format, tenant)
-        return await self.limited(partial(compressed, work) if is_compressed else work, tenant, count)
+        return await self.limited(partial(compressed, work) if is_compressed else work, tenant, count, stale_max_s)
 
     async def view(self, work: Callable[[Run], Out], tenant: str) -> Out:
         """Return the result of ``work``, which runs several statements one after another: they count as one towards the limits.
@@ -106,7 +114,7 @@ class Reads:
 
         return await self.limited(timed, tenant)
 
-    async def limited(self, work: Callable[[], Out], tenant: str, count: int = 1) -> Out:
+    async def limited(self, work: Callable[[], Out], tenant: str, count: int = 1, stale_max_s: float = 0.0) -> Out:
         """Run ``work`` in a thread, counted as so many statements of the tenant. Raises ``BadRequest`` (status 503) beyond the limits on
         their number."""
         # Counted between two awaits: a request enters the limiter's own queue only after it has yielded to requests that would pass too.
@@ -115,7 +123,7 @@ class Reads:
         if total >= most or (tenant != ALL_TENANTS and own and 2 * (own + count) > most - total + own):
             raise BadRequest(f"{queries_max} queries run and {waiting_max} wait: retry in {self._settings.retry_after_s} s", 503)
         self._admitted[tenant] += count
-        started, settle = time.perf_counter(), self._begin_settling()
+        started, settle = time.perf_counter(), self._begin_settling(stale_max_s)
 
         def settled() -> float:
             began = time.perf_counter()

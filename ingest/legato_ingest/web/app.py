@@ -33,6 +33,8 @@ from legato_ingest.web.stream_view import NoSuchStream, stream_view
 __all__ = ["create_app"]
 
 _COLUMNS = "JSONColumnsWithMetadata"
+# The panels of a page may lack what was acknowledged in this time: otherwise each of its queries waits for an insert, one after another.
+_STALE_S_MAX = 1.0
 # The page loads scripts, styles and data from its own origin only. Charts draw images from blobs and data URLs that they make.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; "
@@ -110,7 +112,7 @@ class _Page:
     async def query(self, request: Request, tenant: str) -> Response:
         """The result of a dashboard's query, by column, in ClickHouse's format JSONColumnsWithMetadata."""
         sql = self._boards.statement(await json_body(request, PanelQuery))
-        return self._result(await self._reads.run(sql, {}, _COLUMNS, tenant))
+        return self._result(await self._reads.run(sql, {}, _COLUMNS, tenant, stale_max_s=_STALE_S_MAX))
 
     async def statement(self, request: Request, tenant: str) -> Response:
         """The SQL that ``query`` runs."""

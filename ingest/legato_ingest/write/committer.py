@@ -129,9 +129,9 @@ class Committer:
         """Wait until the rows of all requests that were acknowledged before are stored, or until that fails. Without a log they are."""
         self.begin_settling()()
 
-    def begin_settling(self) -> Callable[[], None]:
+    def begin_settling(self, stale_max_s: float = 0.0) -> Callable[[], None]:
         """Ask for the insert for which ``settle`` waits, without waiting. Return the function that waits (``settling``)."""
-        return self._settling.begin() if self._log is not None else lambda: None
+        return self._settling.begin(stale_max_s) if self._log is not None else lambda: None
 
     def close(self) -> None:
         """Commit the queue, then stop. What cannot be committed stays in the log."""

@@ -16,6 +16,8 @@ __all__ = ["Settling"]
 
 # The longest time for which a reader waits for the rows of acknowledged requests, and for late ones among them.
 _SETTLE_S, _LATE_SETTLE_S = 10.0, 3.0
+# So many batches of a lane, and until when (monotonic, s) a reader waits for them.
+_Wanted = tuple[Lane, int, float]
 
 
 class Settling:
@@ -23,20 +25,25 @@ class Settling:
 
     def __init__(self, changed: threading.Condition, lanes: Lanes, has_failed: Callable[[], bool]) -> None:
         self._changed, self._lanes, self._has_failed = changed, lanes, has_failed
+        # When the inserts were last asked for, and for what.
+        self._asked_s, self._asked = float("-inf"), list[_Wanted]()
 
-    def begin(self) -> Callable[[], None]:
+    def begin(self, stale_max_s: float = 0.0) -> Callable[[], None]:
         """Ask for the inserts of what waits now, and return the function that waits for them.
 
         Rows of earlier days delay a reader by some seconds at most, or a sender of many of them would delay all readers. The time begins
-        with this call, not with that of the function: the queries of a dashboard wait for each other.
+        with this call, not with that of the function: the queries of a dashboard wait for each other. ``stale_max_s``: what was asked for
+        within this time suffices, so a reader may miss rows that were acknowledged since.
         """
         with self._changed:
             now_s, limits_s = time.monotonic(), ((self._lanes.now, _SETTLE_S), (self._lanes.late, _LATE_SETTLE_S))
-            wanted = [(lane, 0 if self._has_failed() else lane.want(), now_s + limit_s) for lane, limit_s in limits_s]
-            self._changed.notify_all()
-        return partial(self._wait_for, wanted)
+            if now_s - self._asked_s >= stale_max_s:
+                self._asked = [(lane, 0 if self._has_failed() else lane.want(), now_s + limit_s) for lane, limit_s in limits_s]
+                self._asked_s = now_s
+                self._changed.notify_all()
+            return partial(self._wait_for, self._asked)
 
-    def _wait_for(self, wanted: Sequence[tuple[Lane, int, float]]) -> None:
+    def _wait_for(self, wanted: Sequence[_Wanted]) -> None:
         """Wait until so many batches of each lane are finished, until its time (monotonic, s) at most."""
         with self._changed:
             for lane, number, until_s in wanted:

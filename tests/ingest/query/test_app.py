@@ -405,7 +405,8 @@ def test_a_query_asks_for_an_insert_when_it_arrives() -> None:
     """Also while it waits for its turn; it waits for the insert when it has its turn."""
     store, events = Slow(), list[str]()
 
-    def begin() -> Callable[[], None]:
+    def begin(stale_max_s: float) -> Callable[[], None]:
+        assert stale_max_s == 0
         events.append("asked")
         return lambda: events.append("waited")
 

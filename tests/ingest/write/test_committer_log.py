@@ -85,6 +85,22 @@ def test_an_insert_is_asked_for_before_it_is_waited_for(store: Store, tmp_path: 
         double.gate.set()
 
 
+def test_a_reader_of_slightly_old_rows_shares_the_insert_of_another(store: Store, tmp_path: pathlib.Path) -> None:
+    """It waits for what was asked for within its time, and asks for no insert of later requests; after that time it asks as others do."""
+    double = StoreDouble(store)
+    with logging_to(tmp_path, double) as committer:
+        submit(committer, spread_spans(1)).result(PATIENCE_S)
+        committer.settle()
+        double.gate.clear()
+        submit(committer, spread_spans(1, 2)).result(PATIENCE_S)
+        committer.begin_settling(60.0)()
+        assert len(streams(store)) == 1
+        wait = committer.begin_settling(1e-9)
+        double.gate.set()
+        wait()
+        assert len(streams(store)) == 2
+
+
 def test_readers_of_late_rows_wait_at_the_same_time(store: Store, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The time for which each waits begins when it asks. The queries of a dashboard wait one after another, and would add their times."""
     monkeypatch.setattr("legato_ingest.write.settling._LATE_SETTLE_S", 0.5)
