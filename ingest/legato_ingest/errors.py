@@ -16,6 +16,7 @@ __all__ = [
     "Overloaded",
     "QueryEnded",
     "SchemaError",
+    "SenderLeft",
     "SettingsError",
     "StoreError",
     "StoreRefused",
@@ -87,6 +88,10 @@ class Overloaded(LegatoError):
     def __init__(self, message: str, retry_after_s: int | None = None) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class SenderLeft(LegatoError):
+    """A sender that closed its connection within its request; nothing of it was stored, and no one reads the reply."""
 
 
 class BadRequest(LegatoError):

@@ -19,7 +19,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import uvicorn
@@ -210,7 +210,6 @@ def _serve_store(settings: Settings, metrics: Metrics, store: Store, listeners: 
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)
     sys.setswitchinterval(_SWITCH_S)
-    _announce(settings, listeners)
     with workers.closing(committer), contextlib.closing(probe):
         uvloop.run(_run(apps, listeners, receiver, store, settings, stopping))
 
@@ -257,8 +256,11 @@ async def _run(
     settings: Settings,
     stopping: threading.Event,
 ) -> None:
+    grpc = _grpc_server(settings, receiver, listeners.grpc) if listeners.grpc else None
+    if grpc is None:
+        listeners = replace(listeners, grpc=None)
     servers = [(_Server(_config(each, listener, listeners, settings)), listener) for each, listener in apps]
-    grpc = GrpcServer(settings, receiver, *listeners.grpc) if listeners.grpc else None
+    _announce(settings, listeners)
 
     def stop() -> None:
         stopping.set()
@@ -273,6 +275,17 @@ async def _run(
     if grpc is not None:
         await grpc.start()
     await asyncio.gather(*(server.serve(sockets=[listener]) for server, listener in servers), *([_stopped(grpc, stopping)] if grpc else ()))
+
+
+def _grpc_server(settings: Settings, receiver: Receiver, address: tuple[str, int]) -> GrpcServer | None:
+    """The server of gRPC; None if another process has taken the default port since this one looked."""
+    try:
+        return GrpcServer(settings, receiver, *address)
+    except LegatoError as error:
+        if "otlp_grpc_port" in settings.model_fields_set:
+            raise
+        _log.warning("no OTLP over gRPC: %s", error)
+        return None
 
 
 async def _stopped(grpc: GrpcServer, stopping: threading.Event) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import pathlib
 import signal
 import socket
+from typing import Any, cast
 
 import grpc
 import httpx
@@ -24,8 +26,11 @@ from legato_ingest.auth import tokens
 from legato_ingest.auth.tokens import READ, WRITE
 from legato_ingest.cli.doctor.findings import Setup
 from legato_ingest.cli.doctor.grpc_endpoint import otlp_grpc
+from legato_ingest.errors import LegatoError
 from legato_ingest.otlp.signals import SPANS
+from legato_ingest.serve import _grpc_server
 from legato_ingest.settings import load
+from legato_ingest.write.grpc_server import GrpcServer
 
 ATTRIBUTES: dict[str, str | bytes | int] = {
     "gen_ai.operation.name": "chat",
@@ -103,3 +108,21 @@ def test_a_taken_port_prevents_the_start_only_if_it_was_chosen(tmp_path: pathlib
             output, _ = process.communicate(timeout=30)
         assert "a client speaks HTTP/2, probably gRPC, and is refused" in output
         assert "no OTLP over gRPC: cannot listen on 127.0.0.1:4317" in output and "gRPC  http" not in output
+
+
+def test_a_default_port_that_is_taken_while_the_store_opens_prevents_no_start(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another `legato serve` that starts at the same moment, for example. A port that was chosen does."""
+    monkeypatch.delenv("LEGATO_OTLP_GRPC_PORT", raising=False)
+
+    async def opened(port: int, **chosen: int) -> GrpcServer | None:
+        return _grpc_server(load(**chosen), cast(Any, None), ("127.0.0.1", port))
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert asyncio.run(opened(port)) is None and "no OTLP over gRPC: cannot listen on" in caplog.text
+        with pytest.raises(LegatoError, match="set LEGATO_OTLP_GRPC_PORT"):
+            asyncio.run(opened(port, otlp_grpc_port=port))

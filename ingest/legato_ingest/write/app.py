@@ -6,6 +6,7 @@ origins may send where the settings name them. Every outcome is decided by ``rec
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Callable
 
@@ -15,10 +16,11 @@ from fastapi import FastAPI, Request, Response
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from legato_ingest.definitions import ALL_TENANTS
-from legato_ingest.errors import Denied, LegatoError, TooLarge
+from legato_ingest.errors import Denied, LegatoError, SenderLeft, TooLarge
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp import http
 from legato_ingest.otlp.signals import SIGNALS, Signal
@@ -148,19 +150,26 @@ class _Cors:
 
 
 async def _read(request: Request, bytes_max: int, counters: Counters) -> bytes:
-    """Return the body. Each counter is called with the size of every part as it arrives. Raises ``TooLarge`` as early as possible."""
+    """Return the body. Each counter is called with the size of every part as it arrives.
+
+    Raises ``TooLarge`` as early as possible, and ``SenderLeft``.
+    """
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > bytes_max:
         raise TooLarge(f"a body of {declared} bytes, at most {bytes_max} are accepted")
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > bytes_max:
-            raise TooLarge(f"a body of more than {bytes_max} bytes")
-        for count in counters:
-            count(len(part))
-        parts.append(part)
-    return b"".join(parts)
+    # Its value is not copied: to join the parts of a large body would stop the event loop for as long.
+    body, size = io.BytesIO(), 0
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size > bytes_max:
+                raise TooLarge(f"a body of more than {bytes_max} bytes")
+            for count in counters:
+                count(len(part))
+            body.write(part)
+    except ClientDisconnect:
+        raise SenderLeft(f"the sender left after {size} bytes of the body") from None
+    return body.getvalue()
 
 
 def _response(outcome: Outcome, signal: Signal, media_type: str) -> Response:

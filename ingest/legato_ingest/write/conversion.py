@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import anyio
 
-from legato_ingest.errors import release
+from legato_ingest.errors import Overloaded, release
 from legato_ingest.otlp import http
 from legato_ingest.otlp.batch import Batch
 from legato_ingest.otlp.signals import SPANS
@@ -29,7 +29,9 @@ _T = TypeVar("_T")
 _K = TypeVar("_K")
 
 # So many large bodies, beside those that are converted, may be between two of their batches: they wait for room in the queue.
-_BETWEEN = 3
+_BETWEEN = 1
+# A body waits so long for its turn, and is refused then: its sender gives up soon, and the bodies that wait are in memory.
+_TURN_S = 10.0
 # Bodies that are converted together: so many, of at most so many bytes each.
 _BODIES_MAX, _SMALL_BYTES_MAX = 128, 64 * 1024
 # The lanes: the largest body after decompression (the last lane takes all that are accepted), and its share of the threads.
@@ -110,6 +112,16 @@ def _limiter_of(limiters: dict[_K, anyio.CapacityLimiter], key: _K, tenant: str,
     return limiters.setdefault(key, anyio.CapacityLimiter(max(1, int(whole.total_tokens) - bool(tenant))))
 
 
+async def _take_turn(stack: AsyncExitStack, *limiters: anyio.CapacityLimiter) -> None:
+    """Enter the limiters, which the stack leaves. Raises ``Overloaded`` after ``_TURN_S``."""
+    try:
+        with anyio.fail_after(_TURN_S):
+            for limiter in limiters:
+                await stack.enter_async_context(limiter)
+    except TimeoutError:
+        raise Overloaded(f"the body waited {_TURN_S:g} s for its turn to be decoded: retry later") from None
+
+
 def _forget(task: asyncio.Future[Any]) -> None:
     """Take the result of a task that is done, so that its error keeps no frame."""
     try:
@@ -142,15 +154,15 @@ class Conversions:
         self._waiting = _Turns()
         self._task: asyncio.Task[None] | None = None
 
-    @property
-    def are_places_wanted(self) -> bool:
-        """Whether a large body waits for the place of another one."""
-        return bool(self._places.statistics().tasks_waiting)
+    def is_place_wanted(self, tenant: str) -> bool:
+        """Return whether a large body waits for the place of one of this tenant."""
+        own = self._places_of.get(tenant, self._places)
+        return any(limiter.statistics().tasks_waiting for limiter in (self._places, own))
 
     async def batches(self, body: Body) -> AsyncGenerator[Batch]:
         """Yield the rows of a body: one batch, or several of a large body, each converted when it is asked for.
 
-        Raises what the conversion raises.
+        Raises ``Overloaded`` if too many bodies wait, and what the conversion raises.
         """
         if _is_small(body) and (batch := await self._with_others(body)) is not None:
             yield batch
@@ -160,8 +172,7 @@ class Conversions:
                 continue
             async with AsyncExitStack() as places:
                 if bytes_max is None:
-                    for limiter in (_limiter_of(self._places_of, body.tenant, body.tenant, self._places), self._places):
-                        await places.enter_async_context(limiter)
+                    await _take_turn(places, _limiter_of(self._places_of, body.tenant, body.tenant, self._places), self._places)
                 batches = await self._converted_in(lane, body.tenant, self._begun, body, bytes_max)
                 if batches is None:
                     continue
@@ -175,7 +186,8 @@ class Conversions:
     async def _converted_in(self, lane: int, tenant: str, convert: Callable[..., _T], *arguments: Any) -> _T:
         """Return the result of a conversion in a thread of a lane. Large bodies of a tenant take turns between two batches."""
         threads = self._threads[lane]
-        async with _limiter_of(self._threads_of, (lane, tenant), tenant, threads):
+        async with AsyncExitStack() as turn:
+            await _take_turn(turn, _limiter_of(self._threads_of, (lane, tenant), tenant, threads))
             return await _in_thread(threads, convert, *arguments)
 
     def _begun(self, body: Body, bytes_max: int | None) -> tuple[Batch, Iterator[Batch] | None] | None:

@@ -90,8 +90,8 @@ class GrpcServer:
 class _Places:
     """Calls that read their message now, and calls that wait for that. Used on one event loop.
 
-    A message is in memory before its bytes are counted, so only so many are read at a time; the others wait in their connections. One
-    sender has half of the places at most: it may begin calls and never send a message.
+    A message is in memory before its bytes are counted, so only so many are read at a time; the others wait in their connections. A tenant,
+    or an address where no tokens name tenants, has half of the places at most: it may begin calls and never send a message.
     """
 
     def __init__(self, number: int) -> None:
@@ -118,12 +118,13 @@ class _Places:
 def _export(receiver: Receiver, signal: Signal, reading: _Places) -> Any:
     async def export(messages: AsyncIterator[bytes], context: aio.ServicerContext[bytes, bytes]) -> bytes:
         metadata = dict(context.invocation_metadata() or ())
-        # The address without the port, which is another one for each connection.
-        sender = f"{metadata.get('authorization')!r} {str(context.peer()).rpartition(':')[0]}"
+        authorization, origin = _text(metadata.get("authorization")), _text(metadata.get("origin"))
 
         async def read(counters: Counters) -> bytes:
+            # Of a server without tokens a sender is an address, without the port, which is another one for each connection.
+            tenant = receiver.authenticator.writer(authorization, origin)
             try:
-                async with asyncio.timeout(_READ_S_MAX), reading.place(sender):
+                async with asyncio.timeout(_READ_S_MAX), reading.place(tenant or str(context.peer()).rpartition(":")[0]):
                     # Not the iterator ``messages``: suspended behind the message, it keeps the message in a cycle.
                     content = await context.read()
             except TimeoutError:
@@ -135,7 +136,7 @@ def _export(receiver: Receiver, signal: Signal, reading: _Places) -> Any:
                 count(len(content))
             return content
 
-        call = Call(signal, read, _text(metadata.get("authorization")), _text(metadata.get("origin")))
+        call = Call(signal, read, authorization, origin)
         outcome = await receiver.answer(call)
         if outcome.status != 200:
             await _abort(context, outcome)

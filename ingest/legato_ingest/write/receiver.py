@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from legato_ingest.auth.authenticate import Authenticator
-from legato_ingest.errors import BadRequest, Overloaded, StoreUnavailable, TooLarge, release
+from legato_ingest.errors import BadRequest, Overloaded, SenderLeft, StoreUnavailable, TooLarge, release
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp import bodies, http
 from legato_ingest.otlp.batch import Batch, Limits
@@ -39,6 +39,8 @@ _TOGETHER_BYTES_MAX = 128 * 1024
 # So long a further batch of a large body waits for room in the queue, and if another body waits for its place. It looks again after each
 # pause.
 _ROOM_S, _WANTED_ROOM_S, _ROOM_PAUSE_S = 30.0, 2.0, 0.1
+# The status by which a request is counted that its sender left, as in nginx's log. It is never sent.
+_SENDER_LEFT = 499
 # Functions that count the bytes of a body as they arrive, and raise ``Overloaded`` over a limit.
 Counters = Sequence[Callable[[int], None]]
 
@@ -116,6 +118,8 @@ class Receiver:
             return Outcome(error.status, str(error))
         if isinstance(error, Overloaded):
             return Outcome(429, str(error), retry_after_s=error.retry_after_s or self._retry_after_s)
+        if isinstance(error, SenderLeft):
+            return Outcome(_SENDER_LEFT, str(error))
         if isinstance(error, StoreUnavailable):
             _log.warning("not stored, the sender has to retry: %s", error)
             return Outcome(503, "the store is not available now", retry_after_s=self._retry_after_s)
@@ -159,7 +163,8 @@ class Receiver:
         """Submit a further batch of a body when the queue has room. Raises ``Overloaded`` if that takes too long."""
         began_s = time.monotonic()
         while not self._committer.has_room(batch, entry):
-            if time.monotonic() - began_s > (_WANTED_ROOM_S if self._conversions.are_places_wanted else _ROOM_S):
+            is_wanted = self._conversions.is_place_wanted(entry.body.tenant)
+            if time.monotonic() - began_s > (_WANTED_ROOM_S if is_wanted else _ROOM_S):
                 break
             await asyncio.sleep(_ROOM_PAUSE_S)
         return self._committer.submit(batch, entry)

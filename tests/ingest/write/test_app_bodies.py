@@ -114,9 +114,11 @@ def test_a_declared_length_is_checked_before_the_body_is_read(endpoint: Endpoint
 
 
 def test_a_sender_that_disconnects_does_not_affect_others(store: Store, endpoint: Endpoint) -> None:
-    """After several incomplete bodies, the next request is served."""
+    """After several incomplete bodies, the next request is served. They count as requests that ended, and not as faults of Legato."""
     for _ in range(5):
         with socket.create_connection(endpoint.address, timeout=10) as connection:
             connection.sendall(endpoint.head(5000) + bytes(100))
     accepted(endpoint.post(spans_body().SerializeToString()))
     assert len(streams(store)) == 1
+    shown = endpoint.client.get("/metrics").text
+    assert 'legato_requests_total{status="499"} 5.0' in shown and 'stage="receive"' not in shown

@@ -13,7 +13,7 @@ import pytest
 
 from helpers.builders.spans import native_span, request
 from helpers.platform.allocations import keeping_less_than
-from legato_ingest.errors import BadRequest
+from legato_ingest.errors import BadRequest, Overloaded
 from legato_ingest.otlp import http
 from legato_ingest.otlp.batch import Batch
 from legato_ingest.otlp.signals import POINTS, SPANS, Signal
@@ -228,6 +228,39 @@ def test_a_tenant_never_has_all_threads_of_a_lane() -> None:
 
     assert asyncio.run(main()) == ["greedy", "greedy", "other"]
     assert len(running) == 10
+
+
+def test_a_body_that_waits_too_long_for_its_turn_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that wait are in memory, and their senders may have left: 200 bodies of 300 KB would be converted for 45 minutes."""
+    monkeypatch.setattr("legato_ingest.write.conversion._TURN_S", 0.1)
+
+    def alone(body: Body, bytes_max: int | None) -> Iterator[Batch] | None:
+        return None if bytes_max is not None else iter([Batch(spans=1), Batch(spans=2)])
+
+    async def main() -> None:
+        conversions = Conversions(alone, lambda bodies: [None] * len(bodies), 4)
+        begun, go = asyncio.Semaphore(0), asyncio.Event()
+
+        async def between_two_batches() -> list[int]:
+            found = list[int]()
+            async for batch in conversions.batches(of_tenant("", size=70_000)):
+                found.append(batch.spans)
+                begun.release()
+                await go.wait()
+            return found
+
+        slow = [asyncio.create_task(between_two_batches()) for _ in range(2)]
+        for _ in slow:
+            await begun.acquire()
+        others = [asyncio.create_task(batch_of(conversions, of_tenant("", size=70_000))) for _ in range(8)]
+        await asyncio.sleep(0.02)
+        assert conversions.is_place_wanted("")
+        refused = await asyncio.gather(*others, return_exceptions=True)
+        assert all(isinstance(each, Overloaded) for each in refused) and not conversions.is_place_wanted("")
+        go.set()
+        assert await asyncio.gather(*slow) == [[1, 2]] * 2
+
+    asyncio.run(main())
 
 
 def test_under_a_load_conversions_are_apart() -> None:

@@ -280,7 +280,7 @@ def test_bodies_that_wait_for_room_leave_their_places_to_others(
 ) -> None:
     """As many as there are places wait between two batches. A body of now is stored: a sender of a waiting body has to retry."""
     monkeypatch.setattr(receiver, "_WANTED_ROOM_S", 0.1)
-    late, now_ns, places = request(), time.time_ns(), 4
+    late, now_ns, places = request(), time.time_ns(), 2
     for number in range(20):
         if number == 5:
             size = size_of(span_rows(late), now_ns)
