@@ -108,7 +108,9 @@ class Gpu:
         self.owners: tuple[str, ...] = ()
         self._direct: tuple[str, ...] = ()
         self._round = 0
-        self._all_every, self._rare_every = math.ceil(_ALL_EVERY_S / every_s), math.ceil(_RARE_EVERY_S / every_s)
+        # In rounds; the rare values are read in a round with all others.
+        self._all_every = math.ceil(_ALL_EVERY_S / every_s)
+        self._rare_every = self._all_every * math.ceil(_RARE_EVERY_S / (self._all_every * every_s))
         self._failed: set[str] = set()
 
     def collect(self, now_ns: int) -> Iterator[Measured]:

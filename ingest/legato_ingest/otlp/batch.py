@@ -34,8 +34,9 @@ DAY_NS = 86_400_000_000_000
 Builders = Mapping[Source, Callable[[Column], pa.Array]]
 # Bytes that one chunk takes in a row, by which samples are weighed against chunks.
 _CHUNK_BYTES = 16
-# A table of more pieces is copied into one: each use of a table walks over the pieces of each column.
-_PIECES_MAX = 256
+# A table of more pieces of fewer bytes each is copied into one: a small piece takes more memory than its rows, and each use of a table
+# walks over the pieces of each column.
+_PIECES_MAX, _PIECE_BYTES_MIN = 8, 64 * 1024
 # Columns of any table that a row of `rejected` is made from.
 _KEPT = ("tenant", "metric", "trace_id", "span_id", "rev", "service_name", "emitter", "otlp_bytes")
 
@@ -147,7 +148,8 @@ def _added(values: Sequence[Any]) -> Any:
     if isinstance(values[0], pa.Table):
         # An empty table would remain as an empty piece of each column.
         rows = pa.concat_tables([each for each in values if each.num_rows] or values[:1])
-        return rows.combine_chunks() if rows.column(0).num_chunks > _PIECES_MAX else rows
+        pieces = rows.column(0).num_chunks
+        return rows.combine_chunks() if pieces > _PIECES_MAX and rows.nbytes < pieces * _PIECE_BYTES_MIN else rows
     if isinstance(values[0], Counter):
         # The sum of counters copies what was added before, for each of them.
         total = Counter[Any]()

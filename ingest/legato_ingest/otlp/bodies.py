@@ -12,7 +12,7 @@ from legato_ingest.otlp import json_body
 from legato_ingest.otlp.batch import Batch, Limits
 from legato_ingest.otlp.budget import Budget
 from legato_ingest.otlp.signals import SPANS, Signal
-from legato_ingest.otlp.split import Converter, in_parts
+from legato_ingest.otlp.split import GROUP_BYTES_MAX, Converter, in_parts
 from legato_ingest.otlp.structure import Left, check
 
 __all__ = ["convert"]
@@ -62,8 +62,15 @@ def _converted(content: bytes, converter: Converter) -> Iterator[Batch]:
 
 
 def _converted_json(content: bytes, converter: Converter) -> Iterator[Batch]:
-    """Yield the rows of each document of a large body in JSON, and what was refused in it."""
+    """Yield the rows of the documents of a large body in JSON, and what was refused in them."""
+    requests, size = list[bytes](), 0
     for request, refused in json_body.requests(content, converter.signal, converter.tenant):
-        yield from converter.convert_split(request)
+        requests.append(request)
+        size += len(request)
         if refused.rejected_items:
             yield refused
+        # A document may be a single item, and each conversion costs as much as some hundred of them.
+        if size >= GROUP_BYTES_MAX:
+            yield from converter.convert_split(b"".join(requests))
+            requests, size = [], 0
+    yield from converter.convert_split(b"".join(requests))

@@ -25,10 +25,10 @@ from legato_ingest.otlp.protobuf import Malformed, has_more_messages, message, m
 from legato_ingest.otlp.signals import Signal
 from legato_ingest.otlp.structure import ENVELOPES_BYTES_MAX, SHARED_LEVELS
 
-__all__ = ["PART_BYTES_MAX", "Converter", "in_parts"]
+__all__ = ["GROUP_BYTES_MAX", "PART_BYTES_MAX", "Converter", "in_parts"]
 
-# Limits of one small request. Its objects take up to ten times its bytes, and each of its messages 90 bytes.
-_GROUP_BYTES_MAX = 2**19
+GROUP_BYTES_MAX = 2**19
+"""Bytes of one small request. Its objects take up to ten times as much, and each of its messages 90 bytes."""
 MESSAGES_MAX = 196_608
 PART_BYTES_MAX = 32 * 2**20
 """Bytes of rows after which the rows of a large body are a batch."""
@@ -122,27 +122,49 @@ class Converter:
             raise DecodeError from None
 
     def convert_items(self, items: Sequence[_Item]) -> Iterator[Batch]:
-        """Yield the rows of some items. Items that fail are halved, until the single item that fails is rejected."""
+        """Yield the rows of some items. Items that fail are divided, until a single item that fails is rejected."""
         left = [items]
         while left:
             part = left.pop()
-            if (batch := self._rows_of(part)) is not None:
-                yield batch
-            else:
-                half = len(part) // 2
-                left += part[half:], part[:half]
+            try:
+                batch = self._rows_of(part)
+            except (MemoryError, OSError, LegatoError):
+                raise
+            except Exception as error:
+                if len(part) > 1:
+                    left += self._divided(part, error)
+                    continue
+                batch = self._reject(part[0], error)
+            yield batch
 
-    def _rows_of(self, items: Sequence[_Item]) -> Batch | None:
-        """Return the rows of some items, or the rejection of a single one that fails; ``None`` if one of several fails."""
+    def _rows_of(self, items: Sequence[_Item]) -> Batch:
+        """Return the rows of some items. Raises what one of them raises."""
+        for item in items:
+            if item.fault is not None:
+                raise item.fault()
+        return self.convert(_request(items), is_one=len(items) == 1)
+
+    def _divided(self, items: Sequence[_Item], error: Exception) -> list[Sequence[_Item]]:
+        """Return items that failed in parts: those that can be parsed and each other one alone, or else two halves.
+
+        To halve them until each bad item is alone would convert the good ones between them one by one.
+        """
+        if isinstance(error, (DecodeError, _ItemTooLarge)):
+            good = [item for item in items if self._can_be_parsed(item)]
+            if len(good) < len(items):
+                kept = set(map(id, good))
+                return [each for each in (good, *([item] for item in items if id(item) not in kept)) if each]
+        half = len(items) // 2
+        return [items[half:], items[:half]]
+
+    def _can_be_parsed(self, item: _Item) -> bool:
+        if item.fault is not None:
+            return False
         try:
-            for item in items:
-                if item.fault is not None:
-                    raise item.fault()
-            return self.convert(_request(items), is_one=len(items) == 1)
-        except (MemoryError, OSError, LegatoError):
-            raise
-        except Exception as error:
-            return self._reject(items[0], error) if len(items) == 1 else None
+            self.signal.request.FromString(_request([item]))
+        except DecodeError:
+            return False
+        return True
 
     def _reject(self, item: _Item, error: Exception) -> Batch:
         if not isinstance(error, (DecodeError, _ItemTooLarge, TooMany)):
@@ -202,7 +224,7 @@ def _groups(content: bytes, signal: Signal) -> Iterator[list[_Item]]:
         added = len(item.field)
         if item.envelopes is not before:
             added += _added_bytes(item.envelopes, before)
-        if items and (size + added > _GROUP_BYTES_MAX or len(items) == _GROUP_ITEMS_MAX):
+        if items and (size + added > GROUP_BYTES_MAX or len(items) == _GROUP_ITEMS_MAX):
             yield items
             items, size = [], 0
             added = len(item.field) + _added_bytes(item.envelopes, ())

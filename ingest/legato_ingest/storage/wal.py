@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from legato_ingest.errors import LegatoError, StoreUnavailable
 
-__all__ = ["ASIDE", "WriteAheadLog", "expect_all_stored", "folder_of"]
+__all__ = ["ASIDE", "Payload", "WriteAheadLog", "bytes_of", "expect_all_stored", "folder_of"]
 
 _log = logging.getLogger("legato")
 # The number of the file with payloads that could not be inserted, after the two segments.
@@ -33,6 +33,13 @@ _PROBE = bytes(65_536)
 _COPIED_BYTES_MAX = 2**20
 # Magic, CRC-32 of the payload, length of the payload.
 _HEAD = struct.Struct("<4sIQ")
+Payload = bytes | tuple[bytes, ...]
+"""What is appended, in one piece or in several: to join a large one would copy it, and no other thread would run meanwhile."""
+
+
+def bytes_of(payload: Payload) -> int:
+    """Return the size of a payload."""
+    return sum(map(len, _pieces(payload)))
 
 
 def folder_of(store: pathlib.Path) -> pathlib.Path:
@@ -98,7 +105,7 @@ class WriteAheadLog:
             segment.size, segment.open = end, len(records)
         return records
 
-    def append(self, payloads: Sequence[bytes]) -> int:
+    def append(self, payloads: Sequence[Payload]) -> int:
         """Append the payloads, wait until they are on disk, and return their segment. Raises ``StoreUnavailable``: then none counts."""
         with self._lock:
             segment = self._segments[self._current]
@@ -130,13 +137,13 @@ class WriteAheadLog:
             self._segments[segment].open -= payloads
             _empty_if_stored(self._segments[segment])
 
-    def set_aside(self, segment: int, payload: bytes) -> None:
+    def set_aside(self, segment: int, payload: Payload) -> None:
         """Keep a payload that cannot be inserted: it is pending again after the next start. Raises ``StoreUnavailable``."""
         if segment == ASIDE:
             return
         aside = self._segments[ASIDE]
         with self._lock:
-            if aside.size + len(payload) > _ASIDE_BYTES_MAX:
+            if aside.size + bytes_of(payload) > _ASIDE_BYTES_MAX:
                 raise StoreUnavailable(f"{aside.path} is full: {aside.size} bytes, at most {_ASIDE_BYTES_MAX}")
             aside.size = self._write(aside, _recorded([payload]))
             aside.open += 1
@@ -201,17 +208,25 @@ def _sync_folder(folder: pathlib.Path) -> None:
         os.close(file)
 
 
-def _recorded(payloads: Sequence[bytes]) -> Iterator[bytes]:
-    """Yield the records of payloads in parts. A large payload is a part, so that it is not copied."""
+def _pieces(payload: Payload) -> tuple[bytes, ...]:
+    return payload if isinstance(payload, tuple) else (payload,)
+
+
+def _recorded(payloads: Sequence[Payload]) -> Iterator[bytes]:
+    """Yield the records of payloads in parts. A large piece of a payload is a part, so that it is not copied."""
     parts = list[bytes]()
     for payload in payloads:
-        parts.append(_HEAD.pack(_MAGIC, zlib.crc32(payload), len(payload)))
-        if len(payload) > _COPIED_BYTES_MAX:
-            yield b"".join(parts)
-            parts = []
-            yield payload
-        else:
-            parts.append(payload)
+        checksum = 0
+        for piece in _pieces(payload):
+            checksum = zlib.crc32(piece, checksum)
+        parts.append(_HEAD.pack(_MAGIC, checksum, bytes_of(payload)))
+        for piece in _pieces(payload):
+            if len(piece) > _COPIED_BYTES_MAX:
+                yield b"".join(parts)
+                parts = []
+                yield piece
+            else:
+                parts.append(piece)
     yield b"".join(parts)
 
 

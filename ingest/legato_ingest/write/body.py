@@ -32,10 +32,10 @@ class Body:
     tenant: str
     received_ns: int = field(default_factory=time.time_ns)
 
-    def logged(self) -> bytes:
-        """Return the body's form in the log: one line of JSON, then the content."""
+    def logged(self) -> tuple[bytes, bytes]:
+        """Return the body's form in the log in two pieces: one line of JSON, then the content."""
         head = [self.signal.path, self.content_type, self.encoding, self.tenant, self.received_ns]
-        return json.dumps(head).encode() + b"\n" + self.content
+        return json.dumps(head).encode() + b"\n", self.content
 
     @classmethod
     def from_log(cls, logged: bytes) -> Body:

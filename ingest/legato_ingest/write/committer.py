@@ -111,7 +111,7 @@ class Committer:
         size, late = size_of(batch, time.time_ns()), is_late(batch, time.time_ns())
         with self._changed:
             why_full = self._lanes.why_full(size, is_late=late, entry=entry, has_log=self._log is not None, in_lane=in_lane)
-            return not why_full or self._closing or self._failed is not None
+            return not why_full or self._closing or (self._failed is not None and not in_lane)
 
     def recover(self, batch: Batch, entry: Entry) -> None:
         """Queue rows of a request that is in the log since before this process, whether there is room or not."""

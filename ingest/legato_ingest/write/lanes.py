@@ -24,6 +24,7 @@ from legato_ingest.columns import REJECTED
 from legato_ingest.otlp.batch import DAY_NS, Batch
 from legato_ingest.otlp.budget import recent_days
 from legato_ingest.shares import Shares
+from legato_ingest.storage.wal import Payload
 from legato_ingest.write.body import Entry
 from legato_ingest.write.group_insert import Receipt
 
@@ -83,7 +84,7 @@ class Waiting:
         """Whether the body is in the log."""
         return self.entry is not None and self.entry.segment is not None
 
-    def logged_form(self) -> bytes:
+    def logged_form(self) -> Payload:
         """Return what is written into the log."""
         return self.entry.body.logged() if self.entry is not None else b""
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from legato_ingest.errors import StoreUnavailable
-from legato_ingest.storage.wal import WriteAheadLog
+from legato_ingest.storage.wal import Payload, WriteAheadLog, bytes_of
 
 __all__ = ["LogWriter"]
 
@@ -30,7 +30,7 @@ class LogWriter(Generic[T]):
     def __init__(
         self,
         log: WriteAheadLog,
-        payload_of: Callable[[T], bytes],
+        payload_of: Callable[[T], Payload],
         written: Callable[[Sequence[T], int], None],
         failed: Callable[[Sequence[T], Exception], None],
         ended: Callable[[BaseException, Sequence[T]], None],
@@ -87,14 +87,14 @@ class LogWriter(Generic[T]):
         else:
             self._written(items, segment)
 
-    def _next_payloads(self, items: list[T]) -> list[bytes]:
+    def _next_payloads(self, items: list[T]) -> list[Payload]:
         """Move the items of the next write into ``items``, and return their payloads."""
-        payloads, size = list[bytes](), 0
+        payloads, size = list[Payload](), 0
         while size < _WRITE_BYTES_MAX:
             with self._changed:
                 if not self._waiting:
                     break
                 items.append(self._waiting.popleft())
             payloads.append(self._payload_of(items[-1]))
-            size += len(payloads[-1])
+            size += bytes_of(payloads[-1])
         return payloads

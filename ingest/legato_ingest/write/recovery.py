@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 
-from legato_ingest.errors import LegatoError
+from legato_ingest.errors import LegatoError, StoreUnavailable
 from legato_ingest.otlp.batch import Batch
 from legato_ingest.storage.wal import WriteAheadLog
 from legato_ingest.write.body import Body, Entry
@@ -20,7 +20,7 @@ from legato_ingest.write.set_aside import set_aside
 __all__ = ["recover"]
 
 _log = logging.getLogger("legato")
-_ROOM_S = 30.0
+_ROOM_S, _PAUSE_S = 30.0, 0.05
 
 
 def recover(log: WriteAheadLog, committer: Committer, receiver: Receiver) -> int:
@@ -42,10 +42,8 @@ def recover(log: WriteAheadLog, committer: Committer, receiver: Receiver) -> int
         except (LegatoError, ValueError) as error:
             # It was acknowledged, so it was once converted, perhaps by another version.
             _log.error("a request in the write-ahead log of the store cannot be converted and is set aside: %s", error)
-            if entry is None:
-                log.set_aside(segment, payload)
-            else:
-                set_aside(entry, log)
+            _set_aside(log, segment, payload, entry)
+            if entry is not None:
                 committer.finish(entry)
             continue
         committer.finish(entry)
@@ -55,6 +53,19 @@ def recover(log: WriteAheadLog, committer: Committer, receiver: Receiver) -> int
     return recovered
 
 
+def _set_aside(log: WriteAheadLog, segment: int, payload: bytes, entry: Entry | None) -> None:
+    """Set a payload aside that cannot be converted. If there is no room for it, it stays in its segment."""
+    try:
+        if entry is None:
+            log.set_aside(segment, payload)
+        else:
+            set_aside(entry, log)
+    except StoreUnavailable as error:
+        _log.error("the request cannot be set aside: %s", error)
+        if entry is not None:
+            entry.is_set_aside = True
+
+
 def _has_room(committer: Committer, batch: Batch, entry: Entry) -> bool:
     """Wait until the lane of a batch has room for it; return whether that was in time."""
     until_s = time.monotonic() + _ROOM_S
@@ -62,4 +73,6 @@ def _has_room(committer: Committer, batch: Batch, entry: Entry) -> bool:
         if time.monotonic() > until_s:
             return False
         committer.settle()
+        # While inserts fail, no one waits for them.
+        time.sleep(_PAUSE_S)
     return True

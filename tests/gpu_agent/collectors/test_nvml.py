@@ -123,11 +123,12 @@ def test_slow_values_are_read_less_often(gpus: FakeGpus) -> None:
     assert [place for place, each in enumerate(values) if "energy" in each] == [0, 100]
 
 
-def test_an_interval_over_ten_seconds_leaves_no_value_out(gpus: FakeGpus) -> None:
-    """Every round has all values."""
-    gpu = Gpu(0, _FIRST, "NVIDIA H200", cast(Any, Owners()), every_s=15.0)
+@pytest.mark.parametrize(("every_s", "rounds"), [(0.15, 70), (0.4, 27), (0.7, 16), (3.0, 4), (15.0, 1)])
+def test_the_energy_is_read_each_ten_seconds_or_soon_after(gpus: FakeGpus, every_s: float, rounds: int) -> None:
+    """In a round with all values, for any interval."""
+    gpu = Gpu(0, _FIRST, "NVIDIA H200", cast(Any, Owners()), every_s=every_s)
     Nvml().init()
-    assert [len(_read(gpu)) for _ in range(3)] == [25, 25, 25]
+    assert [place for place in range(2 * rounds + 1) if len(_read(gpu)) == 25] == [0, rounds, 2 * rounds]
 
 
 def test_a_gpu_without_any_value_is_down(gpus: FakeGpus) -> None:

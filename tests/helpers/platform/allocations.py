@@ -28,10 +28,10 @@ def keeping_less_than(size: int) -> Iterator[None]:
 
 
 def peak_bytes(work: Callable[[], object]) -> int:
-    """Return the largest memory that this work takes in Python, numpy and Arrow. The memory of Arrow is the most of the process so far."""
+    """Return the largest memory that this work takes in Python, numpy and Arrow."""
     gc.collect()
-    pool, default = pa.system_memory_pool(), pa.default_memory_pool()
-    before = pool.bytes_allocated()
+    # A pool counts its most since it was made.
+    pool, default = pa.proxy_memory_pool(pa.system_memory_pool()), pa.default_memory_pool()
     pa.set_memory_pool(pool)
     tracemalloc.start()
     try:
@@ -40,4 +40,4 @@ def peak_bytes(work: Callable[[], object]) -> int:
     finally:
         tracemalloc.stop()
         pa.set_memory_pool(default)
-    return int(peak + max((pool.max_memory() or 0) - before, 0))
+    return int(peak + (pool.max_memory() or 0))

@@ -20,10 +20,12 @@ from helpers.builders.spans import native_span, request
 from helpers.builders.worst_bodies import CASES
 from helpers.platform.allocations import peak_bytes
 from legato_ingest.errors import BadRequest, TooLarge
+from legato_ingest.otlp import bodies
 from legato_ingest.otlp.batch import Batch, Limits
 from legato_ingest.otlp.bodies import convert
 from legato_ingest.otlp.protobuf import message
 from legato_ingest.otlp.signals import SPANS, Signal
+from legato_ingest.otlp.split import Converter
 
 MIB = 2**20
 NOW_NS = time.time_ns()
@@ -124,7 +126,30 @@ def test_a_batch_of_many_small_parts_has_few_pieces() -> None:
     for content, is_json in ((good.SerializeToString() + bad, False), (text, True)):
         (batch,) = batches_of(content, is_json=is_json)
         assert (batch.spans, batch.revs.num_rows) == (4_001, 1) and 0 < batch.size_bytes <= batch.nbytes
-        assert max(column.num_chunks for table in batch.tables for column in table.columns) <= 256
+        assert max(column.num_chunks for table in batch.tables for column in table.columns) <= 8
+
+
+def test_items_are_converted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A conversion costs as much as hundreds of items: good ones between bad ones, and those of single resources in JSON, share one."""
+    conversions, convert_one = list[int](), Converter.convert
+
+    def counted(self: Converter, content: bytes, *, is_one: bool = False) -> Batch:
+        batch = convert_one(self, content, is_one=is_one)
+        conversions.append(batch.spans)
+        return batch
+
+    monkeypatch.setattr(Converter, "convert", counted)
+    good, bad = many(600), message(1, message(2, message(2, b"\x2a\x02\xff\xff")))
+    single = [ExportTraceServiceRequest() for _ in range(600)]
+    for each, span in zip(single, good.resource_spans[0].scope_spans[0].spans, strict=True):
+        each.resource_spans.add().scope_spans.add().spans.append(span)
+    (batch,) = batches_of(b"".join(each.SerializeToString() + bad for each in single))
+    assert (batch.spans, batch.revs.num_rows) == (1_200, 514) and conversions == [600]
+    text = json.dumps({"resourceSpans": [json.loads(json_of(each))["resourceSpans"][0] for each in single]}).encode()
+    monkeypatch.setattr(bodies, "_JSON_WHOLE_BYTES_MAX", 0)
+    conversions.clear()
+    (batch,) = batches_of(text, is_json=True)
+    assert (batch.spans, batch.revs.num_rows) == (600, 514) and sum(conversions) == 600 and len(conversions) < 5
 
 
 def test_a_large_text_is_converted_in_parts() -> None:

@@ -49,6 +49,16 @@ def test_what_is_not_stored_is_pending(tmp_path: pathlib.Path) -> None:
     log.close()
 
 
+def test_a_payload_in_pieces_is_one_payload(tmp_path: pathlib.Path) -> None:
+    """Also if one of them is too large to be copied; a set-aside one, too."""
+    log, large = WriteAheadLog(tmp_path), bytes(range(256)) * 5_000
+    segment = log.append([(b"head", large), b"whole", (b"", b"two", b"three")])
+    assert [payload for _, payload in reopened(tmp_path)] == [b"head" + large, b"whole", b"twothree"]
+    log.set_aside(segment, (b"a", large))
+    assert reopened(tmp_path)[-1] == (ASIDE, b"a" + large)
+    log.close()
+
+
 def test_segments_take_turns(tmp_path: pathlib.Path) -> None:
     """While one is stored the other is appended to, so under a load that never ends both are emptied again and again."""
     log = WriteAheadLog(tmp_path)

@@ -24,7 +24,7 @@ from legato_ingest.errors import Overloaded, StoreRestarting, StoreUnavailable
 from legato_ingest.otlp.batch import Batch, Limits
 from legato_ingest.otlp.signals import SPANS
 from legato_ingest.storage import Store
-from legato_ingest.storage.wal import ASIDE, WriteAheadLog
+from legato_ingest.storage.wal import ASIDE, Payload, WriteAheadLog
 from legato_ingest.write.body import Body, Entry
 from legato_ingest.write.committer import _MANY_REQUESTS, Committer, Receipt
 from legato_ingest.write.lanes import Waiting
@@ -63,7 +63,7 @@ def test_a_request_is_acknowledged_before_its_insert(store: Store, tmp_path: pat
     with logging_to(tmp_path, double) as committer:
         double.gate.clear()
         assert submit(committer, sent).result(PATIENCE_S) == Receipt(1, ["timeline"])
-        assert [payload for _, payload in pending(tmp_path)] == [body_of(sent).logged()]
+        assert [payload for _, payload in pending(tmp_path)] == [b"".join(body_of(sent).logged())]
         assert not streams(store)
         double.gate.set()
         committer.settle()
@@ -136,7 +136,7 @@ def test_inserts_are_seconds_apart_unless_many_requests_or_a_reader_wait(
             else:
                 until(partial(lambda inserts: len(began) > inserts, inserts))
     few, many, *asked = (later - earlier for earlier, later in pairwise(began))
-    assert 2 < few < 6 and 0.9 < many < 2.9 and max(asked) < 0.9
+    assert 2 < few < 6 and 0.7 < many < 2.9 and max(asked) < 0.9
 
 
 def test_what_an_insert_has_no_room_for_follows_at_once(store: Store, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +175,7 @@ def test_the_next_process_inserts_what_is_in_the_log(store: Store, tmp_path: pat
 def test_a_body_keeps_its_tenant_and_encoding() -> None:
     """From the log it is what it was; other bytes are an error."""
     body = Body(SPANS, b"\n\x00{}\n", "application/json; charset=utf-8", "gzip", "a\nb\u2028é")
-    assert Body.from_log(body.logged()) == body
+    assert Body.from_log(b"".join(body.logged())) == body
     for wrong in (b"", b"[]\n", b'["/v1/none","","",""]\n', b"\xff\n", b"{}\nx", b"17\n"):
         with pytest.raises(ValueError, match=r"."):
             Body.from_log(wrong)
@@ -356,7 +356,7 @@ def test_a_request_that_cannot_be_inserted_delays_the_others_only(
             time.sleep(0.01)
         assert len(streams(store)) == 6
         assert count(committer, "errors_total", "set_aside", type(error).__name__) == 1
-    assert pending(tmp_path) == [(ASIDE, body_of(bad).logged())]
+    assert pending(tmp_path) == [(ASIDE, b"".join(body_of(bad).logged()))]
     with logging_to(tmp_path, store, recovers=True):
         pass
     assert len(streams(store)) == 13 and pending(tmp_path) == []
@@ -381,7 +381,7 @@ def test_a_request_that_cannot_be_packed_for_the_log_is_refused_alone(
     """The thread of the log goes on."""
     packed = Waiting.logged_form
 
-    def fail_once(waiting: Waiting) -> bytes:
+    def fail_once(waiting: Waiting) -> Payload:
         if waiting.tenant == "large":
             raise MemoryError
         return packed(waiting)
