@@ -6,6 +6,7 @@ origins may send where the settings name them. Every outcome is decided by ``rec
 
 from __future__ import annotations
 
+import asyncio
 import io
 import time
 from collections.abc import Callable
@@ -69,7 +70,12 @@ def _add_signal(app: FastAPI, receiver: Receiver, signal: Signal) -> None:
             content_type=content_type,
             encoding=head.get("content-encoding", ""),
         )
-        return _response(await receiver.answer(call), signal, http.reply_type(content_type))
+        try:
+            outcome = await receiver.answer(call)
+        except asyncio.CancelledError:
+            # A request that waits is cancelled at the end of the process alone, and has time for its reply.
+            outcome = Outcome(503, "the server is stopping", retry_after_s=receiver.retry_after_s)
+        return _response(outcome, signal, http.reply_type(content_type))
 
     for prefix in ("", LANGFUSE_PREFIX):
         # Without FastAPI's parameters, which a request in protobuf does not have.

@@ -83,7 +83,7 @@ class Receiver:
     def __init__(self, settings: Settings, committer: Committer, metrics: Metrics) -> None:
         self.authenticator = Authenticator(settings)
         self.body_bytes_max = settings.body_bytes_max
-        self._retry_after_s, self._committer, self._metrics = settings.retry_after_s, committer, metrics
+        self.retry_after_s, self._committer, self._metrics = settings.retry_after_s, committer, metrics
         self._admission = _Admission(settings.queue_bytes_max)
         self._checks_cardinality = bool(settings.tenant_cardinality_max)
         self._quotas = TenantQuotas(
@@ -117,15 +117,15 @@ class Receiver:
         if isinstance(error, BadRequest):
             return Outcome(error.status, str(error))
         if isinstance(error, Overloaded):
-            return Outcome(429, str(error), retry_after_s=error.retry_after_s or self._retry_after_s)
+            return Outcome(429, str(error), retry_after_s=error.retry_after_s or self.retry_after_s)
         if isinstance(error, SenderLeft):
             return Outcome(_SENDER_LEFT, str(error))
         if isinstance(error, StoreUnavailable):
             _log.warning("not stored, the sender has to retry: %s", error)
-            return Outcome(503, "the store is not available now", retry_after_s=self._retry_after_s)
+            return Outcome(503, "the store is not available now", retry_after_s=self.retry_after_s)
         self._metrics.errors.labels("receive", type(error).__name__).inc()
         _log.error("a request failed inside Legato; the sender has to retry", exc_info=error)
-        return Outcome(503, "an internal error", retry_after_s=self._retry_after_s)
+        return Outcome(503, "an internal error", retry_after_s=self.retry_after_s)
 
     async def _receive(self, call: Call) -> Receipt:
         tenant = self.authenticator.writer(call.authorization, call.origin)

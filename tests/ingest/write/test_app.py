@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import random
 import socket
@@ -207,6 +208,34 @@ def test_many_senders_at_once_lose_nothing(store: Store, endpoint: Endpoint) -> 
         for reply in pool.map(lambda content: endpoint.post(content), [*bodies, *bodies]):
             accepted(reply)
     assert store.select("SELECT count(), uniqExact(span_id) FROM stream_revs") == [(180, 180)]
+
+
+def test_a_request_that_waits_at_the_end_of_the_process_gets_503() -> None:
+    """The server cancels it after its grace; the sender is to retry."""
+
+    class Waiting:
+        """A receiver that never answers."""
+
+        body_bytes_max, retry_after_s = 1_000, 7
+
+        def __init__(self) -> None:
+            self.asked = asyncio.Event()
+
+        async def answer(self, call: object) -> None:
+            self.asked.set()
+            await asyncio.Event().wait()
+
+    async def reply() -> httpx.Response:
+        waiting = Waiting()
+        app = create_app(load(), cast(Any, None), Metrics(), lambda: True, cast(Any, waiting))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://legato") as client:
+            asking = asyncio.create_task(client.post("/v1/traces", content=RAW, headers={"content-type": PROTOBUF}))
+            await waiting.asked.wait()
+            asking.cancel()
+            return await asking
+
+    found = asyncio.run(reply())
+    assert (found.status_code, found.headers["retry-after"]) == (503, "7")
 
 
 _ENCODINGS = st.sampled_from(["", "gzip", "zstd", "identity", "br"])
