@@ -186,8 +186,13 @@ class Conversions:
     async def _converted_in(self, lane: int, tenant: str, convert: Callable[..., _T], *arguments: Any) -> _T:
         """Return the result of a conversion in a thread of a lane. Large bodies of a tenant take turns between two batches."""
         threads = self._threads[lane]
+        own = _limiter_of(self._threads_of, (lane, tenant), tenant, threads)
         async with AsyncExitStack() as turn:
-            await _take_turn(turn, _limiter_of(self._threads_of, (lane, tenant), tenant, threads))
+            if self._lanes[lane][0] is None:
+                # A body of the last lane has a place, and perhaps stored rows: its wait is short and ends in no refusal.
+                await turn.enter_async_context(own)
+            else:
+                await _take_turn(turn, own)
             return await _in_thread(threads, convert, *arguments)
 
     def _begun(self, body: Body, bytes_max: int | None) -> tuple[Batch, Iterator[Batch] | None] | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import grpc
@@ -39,6 +39,8 @@ _IDLE_MS, _KEEPALIVE_MS, _KEEPALIVE_TIMEOUT_MS = 300_000, 60_000, 20_000
 # Calls of one connection at the same time; calls of all that wait for their message.
 _CALLS_A_CONNECTION_MAX, _CALLS_MAX = 64, 256
 _READ_S_MAX = 30
+# A tenant and an address; all addresses of a tenant; all of all.
+_Sender = tuple[str, str]
 _WINDOW_BYTES = 256 * 1024
 
 
@@ -90,29 +92,42 @@ class GrpcServer:
 class _Places:
     """Calls that read their message now, and calls that wait for that. Used on one event loop.
 
-    A message is in memory before its bytes are counted, so only so many are read at a time; the others wait in their connections. A tenant,
-    or an address where no tokens name tenants, has half of the places at most: it may begin calls and never send a message.
+    A message is in memory before its bytes are counted, so only so many are read at a time; the others wait in their connections. A sender
+    may begin calls and never send a message. So a tenant has half of the places at most, and an address half of those of its tenant; all
+    senders without a tenant, on a server without tokens, may have all places together.
     """
 
     def __init__(self, number: int) -> None:
-        self._free, self._a_sender = asyncio.Semaphore(number), number // 2
-        self._senders: dict[str, asyncio.Semaphore] = {}
-        self._calls = Counter[str]()
+        self._number, self._calls = number, Counter[_Sender]()
+        self._places: dict[_Sender, asyncio.Semaphore] = {}
 
     @contextlib.asynccontextmanager
-    async def place(self, sender: str) -> AsyncIterator[None]:
-        """Wait for a place and hold it. Raises ``Overloaded`` if too many calls wait, or too many of this sender."""
-        if self._calls.total() >= _CALLS_MAX or self._calls[sender] >= _CALLS_MAX // 2:
-            raise Overloaded(f"{self._calls[sender]} calls of this sender, and {self._calls.total()} in all, wait for their message")
+    async def place(self, tenant: str, address: str) -> AsyncIterator[None]:
+        """Wait for a place and hold it. Raises ``Overloaded`` if too many calls wait, of all, of the tenant or of the address."""
+        # A host comes first: its calls wait for each other outside of what all hosts of its tenant share.
+        senders = [((tenant, address), 4 if tenant else 2), *([((tenant, ""), 2)] if tenant else ()), (("", ""), 1)]
+        if any(self._calls[sender] >= _CALLS_MAX // share for sender, share in senders):
+            raise Overloaded(
+                f"{self._calls[tenant, address]} calls of this sender, and {self._calls['', '']} in all, wait for their message"
+            )
+        async with contextlib.AsyncExitStack() as held:
+            for sender, share in senders:
+                held.enter_context(self._counted(sender, max(1, self._number // share)))
+            for sender, _ in senders:
+                await held.enter_async_context(self._places[sender])
+            yield
+
+    @contextlib.contextmanager
+    def _counted(self, sender: _Sender, places: int) -> Iterator[None]:
+        """Count a call of a sender, and keep its places while it has calls."""
         self._calls[sender] += 1
+        self._places.setdefault(sender, asyncio.Semaphore(places))
         try:
-            async with self._senders.setdefault(sender, asyncio.Semaphore(self._a_sender)), self._free:
-                yield
+            yield
         finally:
             self._calls[sender] -= 1
             if not self._calls[sender]:
-                del self._calls[sender]
-                del self._senders[sender]
+                del self._calls[sender], self._places[sender]
 
 
 def _export(receiver: Receiver, signal: Signal, reading: _Places) -> Any:
@@ -121,10 +136,11 @@ def _export(receiver: Receiver, signal: Signal, reading: _Places) -> Any:
         authorization, origin = _text(metadata.get("authorization")), _text(metadata.get("origin"))
 
         async def read(counters: Counters) -> bytes:
-            # Of a server without tokens a sender is an address, without the port, which is another one for each connection.
             tenant = receiver.authenticator.writer(authorization, origin)
+            # Without the port, which is another one for each connection.
+            address = str(context.peer()).rpartition(":")[0]
             try:
-                async with asyncio.timeout(_READ_S_MAX), reading.place(tenant or str(context.peer()).rpartition(":")[0]):
+                async with asyncio.timeout(_READ_S_MAX), reading.place(tenant, address):
                     # Not the iterator ``messages``: suspended behind the message, it keeps the message in a cycle.
                     content = await context.read()
             except TimeoutError:

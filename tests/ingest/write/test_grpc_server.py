@@ -40,7 +40,7 @@ from legato_ingest.settings import load
 from legato_ingest.storage import Store
 from legato_ingest.write.body import Entry
 from legato_ingest.write.committer import Committer, Receipt
-from legato_ingest.write.grpc_server import GrpcServer
+from legato_ingest.write.grpc_server import GrpcServer, _Places
 from legato_ingest.write.receiver import Receiver
 
 GOOD = spans_body(2).SerializeToString()
@@ -204,6 +204,30 @@ def test_calls_without_a_message_delay_no_other_sender(tmp_path: pathlib.Path) -
         assert endpoint.export(GOOD, token=honest) == b"" and time.monotonic() - started < 5
         ended.set()
         assert all(call.exception(30) is not None for call in calls)
+
+
+def test_a_silent_host_delays_no_other_host_of_its_tenant() -> None:
+    """Of four places a tenant has two and each of its hosts one; without tenants an address has two. A call that ends makes room."""
+
+    async def main() -> None:
+        places, silent = _Places(4), asyncio.Event()
+
+        async def call(tenant: str, address: str) -> str:
+            async with places.place(tenant, address):
+                if address == "silent":
+                    await silent.wait()
+            return address
+
+        for tenant, other in (("a", "b"), ("", "")):
+            held = [asyncio.create_task(call(tenant, "silent")) for _ in range(3)]
+            await asyncio.sleep(0)
+            assert await asyncio.wait_for(call(tenant, "other"), 5) == await asyncio.wait_for(call(other, "other"), 5) == "other"
+            silent.set()
+            assert await asyncio.wait_for(asyncio.gather(*held), 5) == ["silent"] * 3
+            silent.clear()
+        assert not places._calls and not places._places
+
+    asyncio.run(main())
 
 
 def test_connections_are_bounded_and_silent_ones_end(monkeypatch: pytest.MonkeyPatch) -> None:
