@@ -70,8 +70,8 @@ class Metrics:
     def _register_receiving(self, kept: CollectorRegistry) -> None:
         self.requests = Counter(
             "legato_requests",
-            "OTLP requests, by status of the reply; for gRPC the HTTP status with the same meaning; 499: the sender closed the connection within "
-            "its request",
+            "OTLP requests, by status of the reply; for gRPC the HTTP status with the same meaning; 499: the sender closed the connection "
+            "within its request",
             ["status"],
             registry=kept,
         )
