@@ -171,19 +171,25 @@ def test_the_request_carries_the_trace_context(url: str, spans: Spans) -> None:
 def test_asynchronous_streams(url: str, spans: Spans, columns: Columns) -> None:
     """To the end, cancelled by the task, and with a loop that something blocks."""
 
-    async def read(path: str) -> None:
+    async def read(path: str, began: asyncio.Event) -> None:
         async with httpx.AsyncClient() as client, client.stream("POST", f"{url}/{path}", json={"stream": True}) as response:
             async for _ in response.aiter_bytes():
-                pass
+                began.set()
+
+    async def begun(path: str) -> asyncio.Task[None]:
+        began = asyncio.Event()
+        task = asyncio.create_task(read(path, began))
+        await began.wait()
+        return task
 
     async def run() -> None:
-        await read("anthropic")
-        task = asyncio.create_task(read("anthropic?pause=5"))
-        await asyncio.sleep(0.3)
+        await read("anthropic", asyncio.Event())
+        task = await begun("anthropic?pause=5")
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        asyncio.get_running_loop().call_later(0.2, time.sleep, 0.5)
-        await read("own-text?pause=0.1")
+        task = await begun("own-text?pause=0.1")
+        time.sleep(0.5)
+        await task
 
     asyncio.run(run())
     found = spans()
