@@ -63,6 +63,7 @@ def _set_aside(log: WriteAheadLog, segment: int, payload: bytes, entry: Entry | 
     except StoreUnavailable as error:
         _log.error("the request cannot be set aside: %s", error)
         if entry is not None:
+            # So that its batches do not remove it from the segment.
             entry.is_set_aside = True
 
 
@@ -72,7 +73,7 @@ def _has_room(committer: Committer, batch: Batch, entry: Entry) -> bool:
     while not committer.has_room(batch, entry, in_lane=True):
         if time.monotonic() > until_s:
             return False
-        committer.settle()
-        # While inserts fail, no one waits for them.
+        # Not ``settle``: it would wait for the rows of the other lane, too, which may be stuck.
+        committer.begin_settling()
         time.sleep(_PAUSE_S)
     return True
