@@ -32,9 +32,8 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 from bench.common.bystander import watched  # noqa: E402
 from bench.common.machine import describe  # noqa: E402
 from bench.crash_pipelines.serve import Serve, fresh_serve  # noqa: E402
-from helpers.builders.json_otlp import json_of  # noqa: E402
 from helpers.builders.spans import native_span, request  # noqa: E402
-from helpers.builders.worst_bodies import CASES, DAY_NS, finished, point, points, spans, steps  # noqa: E402
+from helpers.builders.worst_bodies import CASES, DAY_NS, finished, point, points, resources_in_json, spans, steps  # noqa: E402
 from legato_ingest.otlp.signals import POINTS, SPANS  # noqa: E402
 
 _DAYS = 89
@@ -55,7 +54,7 @@ def attacks(size: int, now_ns: int) -> Iterator[Attack]:
     for name, (signal, make) in CASES.items():
         yield Attack(name, signal.path, make(now_ns, size))
     yield Attack("64 MiB that are no request", SPANS.path, b"\xff" * 2**26)
-    yield Attack("a resource for each span in JSON", SPANS.path, _resources(now_ns), "application/json")
+    yield Attack("a resource for each span in JSON", SPANS.path, resources_in_json(now_ns, 70_000), "application/json")
     days = [now_ns - number * DAY_NS for number in range(_DAYS)]
     native = request()
     for at_ns in days:
@@ -65,14 +64,6 @@ def attacks(size: int, now_ns: int) -> Iterator[Attack]:
     yield Attack("finished requests on 89 days", SPANS.path, spans(finished(at_ns, 2) for at_ns in days))
     yield Attack("data points on 89 days", POINTS.path, points(point(at_ns) for at_ns in days))
     yield Attack("steps 71 minutes apart", SPANS.path, spans([steps(now_ns - 88 * DAY_NS, 1_700, 2**32 - 1)] * 8))
-
-
-def _resources(now_ns: int) -> bytes:
-    """Return a good span, one that is refused, and 70,000 ignored ones, each in a separate resource: 2.8 MB of JSON."""
-    good = request()
-    native_span(good, start_ns=now_ns)
-    others = [b'{"scopeSpans":[{"spans":[7]}]}', *[b'{"scopeSpans":[{"spans":[{"name":"x"}]}]}'] * 70_000]
-    return json_of(good).removesuffix(b"]}") + b"," + b",".join(others) + b"]}"
 
 
 def sent(otlp: int, attack: Attack, until_s: float) -> Counter[int]:

@@ -10,10 +10,27 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 
+from helpers.builders.json_otlp import json_of
+from helpers.builders.spans import native_span, request
 from legato_ingest.otlp.protobuf import message
 from legato_ingest.otlp.signals import LOGS, POINTS, SPANS, Signal
 
-__all__ = ["CASES", "DAY_NS", "ENGINE", "NATIVE", "column", "finished", "packed", "point", "points", "span", "spans", "steps", "text"]
+__all__ = [
+    "CASES",
+    "DAY_NS",
+    "ENGINE",
+    "NATIVE",
+    "column",
+    "finished",
+    "packed",
+    "point",
+    "points",
+    "resources_in_json",
+    "span",
+    "spans",
+    "steps",
+    "text",
+]
 
 DAY_NS = 86_400_000_000_000
 _CHUNKS_MAX = 65_536
@@ -39,6 +56,14 @@ def _wrapped(content: bytes, *numbers: int) -> bytes:
     for number in reversed(numbers):
         content = message(number, content)
     return content
+
+
+def resources_in_json(now_ns: int, count: int) -> bytes:
+    """Return a body in JSON with a good span, one that is refused, and so many ignored ones, each in a separate resource."""
+    good = request()
+    native_span(good, start_ns=now_ns - 5_000)
+    others = [b'{"scopeSpans":[{"spans":[7]}]}', *[b'{"scopeSpans":[{"spans":[{"name":"x"}]}]}'] * count]
+    return json_of(good).removesuffix(b"]}") + b"," + b",".join(others) + b"]}"
 
 
 def _pairs(number: int, pairs: Iterable[Pair]) -> bytes:

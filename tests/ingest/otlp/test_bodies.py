@@ -17,7 +17,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from helpers.builders.converted import convert_body, divide_bodies
 from helpers.builders.json_otlp import json_of
 from helpers.builders.spans import native_span, request
-from helpers.builders.worst_bodies import CASES
+from helpers.builders.worst_bodies import CASES, resources_in_json
 from helpers.platform.allocations import peak_bytes
 from legato_ingest.errors import BadRequest, TooLarge
 from legato_ingest.otlp import bodies
@@ -121,9 +121,7 @@ def test_a_batch_of_many_small_parts_has_few_pieces() -> None:
     good = request()
     native_span(good, start_ns=NOW_NS - 5_000)
     bad = message(1, message(2, message(2, b"\x2a\x02\xff\xff") * 4_000))
-    others = [b'{"scopeSpans":[{"spans":[7]}]}', *[b'{"scopeSpans":[{"spans":[{"name":"x"}]}]}'] * 3_999]
-    text = json_of(good).removesuffix(b"]}") + b"," + b",".join(others) + b"]}"
-    for content, is_json in ((good.SerializeToString() + bad, False), (text, True)):
+    for content, is_json in ((good.SerializeToString() + bad, False), (resources_in_json(NOW_NS, 3_999), True)):
         (batch,) = batches_of(content, is_json=is_json)
         assert (batch.spans, batch.revs.num_rows) == (4_001, 1) and 0 < batch.size_bytes <= batch.nbytes
         assert max(column.num_chunks for table in batch.tables for column in table.columns) <= 8
