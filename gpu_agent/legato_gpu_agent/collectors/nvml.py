@@ -92,7 +92,7 @@ class GpuDiscovery:
 
 
 class Gpu:
-    """One GPU: the values that can slow a step down in every round, the others at most once a second, the costly ones every ten seconds.
+    """One GPU. Each round reads the values that can slow a step down; the others are read at most once a second, costly ones every ten.
 
     ``missing``: queries without a value, with the reason; permanent for an unsupported query, until the next success for a failed one.
     ``owners``: the engines with processes on the GPU or on one of its MIG instances.

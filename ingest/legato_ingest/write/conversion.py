@@ -108,7 +108,7 @@ async def _in_thread(limiter: anyio.CapacityLimiter, convert: Callable[..., _T],
 
 
 def _limiter_of(limiters: dict[_K, anyio.CapacityLimiter], key: _K, tenant: str, whole: anyio.CapacityLimiter) -> anyio.CapacityLimiter:
-    """Return the limiter of a tenant: it leaves one of the whole to the others, if there are several."""
+    """Return the limiter of a tenant, which has one token less than that of all tenants: one is left for the others."""
     return limiters.setdefault(key, anyio.CapacityLimiter(max(1, int(whole.total_tokens) - bool(tenant))))
 
 

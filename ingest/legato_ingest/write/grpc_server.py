@@ -39,7 +39,7 @@ _IDLE_MS, _KEEPALIVE_MS, _KEEPALIVE_TIMEOUT_MS = 300_000, 60_000, 20_000
 # Calls of one connection at the same time; calls of all that wait for their message.
 _CALLS_A_CONNECTION_MAX, _CALLS_MAX = 64, 256
 _READ_S_MAX = 30
-# A tenant and an address; all addresses of a tenant; all of all.
+# (tenant, address); with an empty address, all of the tenant; with both empty, all senders.
 _Sender = tuple[str, str]
 _WINDOW_BYTES = 256 * 1024
 

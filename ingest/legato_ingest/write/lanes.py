@@ -222,7 +222,7 @@ class Lanes:
     def why_full(self, size: int, *, is_late: bool, entry: Entry | None, has_log: bool, in_lane: bool = False) -> str:
         """Return what fills the lanes if there is no room for a batch of this size, else an empty text.
 
-        A batch without a log has room if no other waits. ``in_lane``: the other lane is left out of account.
+        A batch without a log has room if no other waits. ``in_lane``: only the lane of the batch counts, not both together.
         """
         tenant, body_bytes, own_lane, lane = "", 0, None, self.late if is_late else self.now
         if entry is not None:

@@ -39,7 +39,7 @@ _TOGETHER_BYTES_MAX = 128 * 1024
 # So long a further batch of a large body waits for room in the queue, and if another body waits for its place. It looks again after each
 # pause.
 _ROOM_S, _WANTED_ROOM_S, _ROOM_PAUSE_S = 30.0, 2.0, 0.1
-# The status by which a request is counted that its sender left, as in nginx's log. It is never sent.
+# The status with which a request is counted if its sender closed the connection, as in nginx's log. No reply has it.
 _SENDER_LEFT = 499
 # Functions that count the bytes of a body as they arrive, and raise ``Overloaded`` over a limit.
 Counters = Sequence[Callable[[int], None]]

@@ -16,7 +16,7 @@ __all__ = ["Settling"]
 
 # The longest time for which a reader waits for the rows of acknowledged requests, and for late ones among them.
 _SETTLE_S, _LATE_SETTLE_S = 10.0, 3.0
-# So many batches of a lane, and until when (monotonic, s) a reader waits for them.
+# A lane, the number of its batches that a reader waits for, and until when (monotonic, s).
 _Wanted = tuple[Lane, int, float]
 
 
