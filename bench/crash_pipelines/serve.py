@@ -24,7 +24,7 @@ from helpers.servers.ports import free_port
 from legato_ingest.auth.tokens import READ, WRITE, add
 from legato_ingest.definitions import ALL_TENANTS
 
-__all__ = ["CHUNKS", "Found", "Rev", "Serve", "bearer", "fresh_serve", "judge", "store_pid"]
+__all__ = ["CHUNKS", "Found", "Rev", "Serve", "bearer", "children", "fresh_serve", "judge", "store_pid"]
 
 # Of every stream that these benches send.
 CHUNKS = 20
@@ -136,16 +136,24 @@ def bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
+def children(pid: int, module: bytes) -> list[int]:
+    """The child processes that run a module (Linux)."""
+    found = []
+    for listed in pathlib.Path(f"/proc/{pid}/task").glob("*/children"):
+        # A thread, or a child, may end while it is looked at.
+        with contextlib.suppress(OSError):
+            for child in listed.read_text(encoding="ascii").split():
+                if module in pathlib.Path(f"/proc/{child}/cmdline").read_bytes():
+                    found.append(int(child))
+    return found
+
+
 def store_pid(serve_pid: int) -> int:
     """The process of the store of a running `legato serve` (Linux); waits for it."""
     until = time.monotonic() + _READY_S_MAX
     while time.monotonic() < until:
-        for listed in pathlib.Path(f"/proc/{serve_pid}/task").glob("*/children"):
-            # A thread, or a child, may end while it is looked at.
-            with contextlib.suppress(OSError):
-                for pid in listed.read_text(encoding="ascii").split():
-                    if _STORE_MAIN in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes():
-                        return int(pid)
+        if found := children(serve_pid, _STORE_MAIN):
+            return found[0]
         time.sleep(0.01)
     raise SystemExit(f"process {serve_pid} has no process of a store")
 

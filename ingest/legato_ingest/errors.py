@@ -9,6 +9,7 @@ from collections.abc import Collection
 
 __all__ = [
     "BadRequest",
+    "ConversionEnded",
     "Denied",
     "Forbidden",
     "LegatoError",
@@ -88,6 +89,10 @@ class Overloaded(LegatoError):
     def __init__(self, message: str, retry_after_s: int | None = None) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class ConversionEnded(LegatoError):
+    """The process that converted a large body ended within it, perhaps for want of memory; a retry may succeed."""
 
 
 class SenderLeft(LegatoError):

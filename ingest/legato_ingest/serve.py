@@ -51,7 +51,9 @@ from legato_ingest.trace_export import endpoint
 from legato_ingest.web import app as web_page
 from legato_ingest.web.panel_queries import Boards
 from legato_ingest.write import app as otlp_endpoint
+from legato_ingest.write.body_converter import BodyConverter
 from legato_ingest.write.committer import Committer
+from legato_ingest.write.conversion_process import ConversionProcesses
 from legato_ingest.write.grpc_server import GrpcServer
 from legato_ingest.write.http2_refusal import protocol_class
 from legato_ingest.write.receiver import Receiver
@@ -187,7 +189,8 @@ def _serve_store(settings: Settings, metrics: Metrics, store: Store, listeners: 
     workers = Workers(settings, store, committer, metrics)
     workers.start()
     reads, stopping = Reads(settings, store, metrics, committer.begin_settling), threading.Event()
-    receiver = Receiver(settings, committer, metrics)
+    conversions = ConversionProcesses(BodyConverter.of(settings))
+    receiver = Receiver(settings, committer, metrics, conversions.rows)
     if log is not None:
         recover(log, committer, receiver)
     # A separate handle: a health check waits for no insert, and no insert for a health check.
@@ -210,7 +213,7 @@ def _serve_store(settings: Settings, metrics: Metrics, store: Store, listeners: 
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)
     sys.setswitchinterval(_SWITCH_S)
-    with workers.closing(committer), contextlib.closing(probe):
+    with workers.closing(committer), contextlib.closing(probe), contextlib.closing(conversions):
         uvloop.run(_run(apps, listeners, receiver, store, settings, stopping))
 
 

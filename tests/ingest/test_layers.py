@@ -17,6 +17,7 @@ LEAVES = frozenset(
         *(
             "address",
             "causes",
+            "child_process",
             "columns",
             "definitions",
             "emitters",

@@ -8,28 +8,23 @@ both pickled; it opens no store, and it ends with the process that started it.
 from __future__ import annotations
 
 import contextlib
-import os
-import pickle
-import signal
 import subprocess
-import sys
 import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import IO, Any
+from typing import IO
 
 from legato_ingest.attribution.judging import Judged, judged_rows
 from legato_ingest.attribution.model.judge import Evidence, Thresholds
 from legato_ingest.attribution.model.vantage import Stream
+from legato_ingest.child_process import pipes, read, start, write
 from legato_ingest.errors import StoreUnavailable
 
 __all__ = ["JudgingProcess"]
 
 # Streams of one message; a group of more is sent alone.
 _STREAMS_MAX = 500
-# Some MB of evidence pass a pipe of this size with few changes between the processes.
-_PIPE_BYTES = 1_048_576
 
 _Message = tuple[Sequence[Evidence], Thresholds, int]
 
@@ -88,7 +83,7 @@ class JudgingProcess:
         failed: EOFError | OSError | None = None
         try:
             for _ in messages:
-                answers.append(_read(process.stdout))
+                answers.append(read(process.stdout))
         except (EOFError, OSError) as error:
             failed = error
             process.kill()
@@ -109,7 +104,7 @@ class JudgingProcess:
         if self._process is not None and self._process.poll() is not None:
             self._end()
         if self._process is None:
-            self._process = _started()
+            self._process = start(__name__)
         return self._process
 
     def _end(self) -> None:
@@ -153,22 +148,11 @@ def _singles(groups: Sequence[Evidence]) -> list[list[Evidence]]:
     return [[replace(evidence, streams=part)] for part in (evidence.streams[:half], evidence.streams[half:])] if half else []
 
 
-def _started() -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", "legato_ingest.lean", __name__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=environment,
-        pipesize=_PIPE_BYTES,
-    )
-
-
 def _write_all(pipe: IO[bytes], messages: Sequence[_Message], unsent: list[Exception]) -> None:
     """Write the messages. If one cannot be pickled, append the error to ``unsent`` and close the pipe, so that the other process ends."""
     try:
         for message in messages:
-            _write(pipe, message)
+            write(pipe, message)
     except OSError:
         # The other process has ended; the reader of its answers handles that.
         return
@@ -178,40 +162,15 @@ def _write_all(pipe: IO[bytes], messages: Sequence[_Message], unsent: list[Excep
             pipe.close()
 
 
-def _write(pipe: IO[bytes], message: object) -> None:
-    # Straight into the pipe: a message of some MB is never in memory as a whole.
-    pickle.dump(message, pipe, pickle.HIGHEST_PROTOCOL)
-    pipe.flush()
-
-
-def _read(pipe: IO[bytes]) -> Any:
-    """Return the next message. Raises ``EOFError`` at the end."""
-    try:
-        # Only this program, as parent or child, writes into the pipe.
-        return pickle.load(pipe)
-    except (pickle.UnpicklingError, AttributeError, ImportError, IndexError, KeyError, ValueError) as error:
-        raise EOFError("the other process ended within a message") from error
-
-
 def _answer(requests: IO[bytes], answers: IO[bytes]) -> None:
     """Judge what the parent sends, until it closes the pipe."""
     while True:
         try:
-            groups, thresholds, judged_at_ns = _read(requests)
+            groups, thresholds, judged_at_ns = read(requests)
         except EOFError:
             return
-        _write(answers, judged_rows(groups, thresholds, judged_at_ns))
-
-
-def _main() -> None:
-    # A signal to the process group is for the parent, which finishes its work first.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    answers = os.fdopen(os.dup(1), "wb")
-    # Anything that prints writes to the log.
-    os.dup2(2, 1)
-    _answer(sys.stdin.buffer, answers)
+        write(answers, judged_rows(groups, thresholds, judged_at_ns))
 
 
 if __name__ == "__main__":
-    _main()
+    _answer(*pipes())

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from legato_ingest.attribution.judging_process import JudgingProcess
 from legato_ingest.attribution.worker import AttributionWorker
 from legato_ingest.chunking.worker import ChunkingWorker
+from legato_ingest.jobs.free_memory import FreeMemory
 from legato_ingest.jobs.leases import Lease
 from legato_ingest.jobs.part_scrub import PartScrubber
 from legato_ingest.jobs.self_monitoring import SelfMonitor
@@ -32,6 +33,7 @@ __all__ = ["Workers"]
 _PARTS_EVERY_S = 10.0
 # Interval at which the counters of /metrics follow the objectives in the store.
 _OBJECTIVES_EVERY_S = 5.0
+_MEMORY_EVERY_S = 5.0
 
 
 class Workers:
@@ -48,11 +50,12 @@ class Workers:
         self._lease: Lease | None = None
         self._heartbeat: WriterHeartbeat | None = None
         self._self_monitor = SelfMonitor(store, committer, metrics, instance if settings.server else "")
-        self._parts = PeriodicTask("parts", store.verify, _PARTS_EVERY_S, metrics)
-        self._scrub = PartScrubber(store.clone(), metrics)
         reading = store.clone()
-        self._objectives = PeriodicTask(
-            "objectives", lambda: committer.use_objectives(objective_rows.applied(reading)), _OBJECTIVES_EVERY_S, metrics
+        self._upkeep = (
+            PeriodicTask("parts", store.verify, _PARTS_EVERY_S, metrics),
+            PartScrubber(store.clone(), metrics),
+            PeriodicTask("objectives", lambda: committer.use_objectives(objective_rows.applied(reading)), _OBJECTIVES_EVERY_S, metrics),
+            PeriodicTask("memory", FreeMemory().step, _MEMORY_EVERY_S, metrics),
         )
         self._handles: list[Store] = [reading]
         if settings.server is not None:
@@ -74,7 +77,7 @@ class Workers:
     def start(self) -> None:
         """Start all workers. Call it before the first row is written: other instances need this writer's heartbeat before its rows."""
         first = (self._heartbeat, self._lease, self.attribution, self.rollups)
-        for worker in (*first, self._self_monitor, self._chunking, self._parts, self._scrub, self._objectives, self._trace_export):
+        for worker in (*first, self._self_monitor, self._chunking, *self._upkeep, self._trace_export):
             if worker is not None:
                 worker.start()
 
@@ -85,7 +88,7 @@ class Workers:
             yield
         finally:
             export = (self._trace_export,) if self._trace_export else ()
-            working = (self.attribution, self.rollups, self._chunking, self._parts, self._scrub, self._objectives, *export)
+            working = (self.attribution, self.rollups, self._chunking, *self._upkeep, *export)
             # All of them before any is waited for: they end at the same time.
             for worker in working:
                 worker.stop()

@@ -45,6 +45,10 @@ class Signal:
     name_field: int
     isolating: frozenset[str]
 
+    def __reduce__(self) -> tuple[Callable[[str], Signal], tuple[str]]:
+        """Pickle the path: in each process, a signal is one object."""
+        return _at_path, (self.path,)
+
     def count(self, items: int) -> dict[str, Any]:
         """Return the field of a ``Batch`` that counts the items of this signal."""
         return {self.counted: items}
@@ -113,3 +117,7 @@ LOGS = Signal(
     isolating=frozenset(("opentelemetry.proto.logs.v1.ScopeLogs.log_records",)),
 )
 SIGNALS = (SPANS, POINTS, LOGS)
+
+
+def _at_path(path: str) -> Signal:
+    return next(signal for signal in SIGNALS if signal.path == path)

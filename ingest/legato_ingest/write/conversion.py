@@ -23,7 +23,10 @@ from legato_ingest.otlp.batch import Batch
 from legato_ingest.otlp.signals import SPANS
 from legato_ingest.write.body import Body
 
-__all__ = ["Conversions"]
+__all__ = ["LARGE_BYTES", "Conversions"]
+
+LARGE_BYTES = 4 * 2**20
+"""A body of more bytes after decompression is large: it is converted in the last lane, one batch after another."""
 
 _T = TypeVar("_T")
 _K = TypeVar("_K")
@@ -35,7 +38,7 @@ _TURN_S = 10.0
 # Bodies that are converted together: so many, of at most so many bytes each.
 _BODIES_MAX, _SMALL_BYTES_MAX = 128, 64 * 1024
 # The lanes: the largest body after decompression (the last lane takes all that are accepted), and its share of the threads.
-_LANES = ((128 * 1024, 1), (4 * 2**20, 2), (None, 4))
+_LANES = ((128 * 1024, 1), (LARGE_BYTES, 2), (None, 4))
 # After a conversion of so many bodies, the next one begins at the earliest so long after its begin.
 _BUSY_BODIES, _APART_S = 4, 0.05
 

@@ -34,6 +34,8 @@ __all__ = ["LATE_DAYS_MAX", "Lane", "Lanes", "LatePauses", "Waiting", "by_day", 
 LATE_DAYS_MAX = 64
 # Late rows may take so much of the queue; from half of that on they are inserted without the long pause.
 _LATE_SHARE = 0.5
+# Rows of one insert, in bytes: they are in memory several times until they are stored. A larger batch is inserted alone.
+_INSERT_BYTES_MAX = 64 * 2**20
 # Memory of the tables of a batch beside their rows. It is counted for late batches, which wait for seconds.
 _BATCH_BYTES = 64 * 1024
 _answering = threading.Lock()
@@ -163,12 +165,12 @@ class Lane:
         Batches of a group that failed for the fault of one of them are inserted one by one.
         """
         group = [self._waiting.popleft()]
-        weight, days = group[0].batch.weight, set(group[0].batch.days)
+        weight, size, days = group[0].batch.weight, group[0].size, set(group[0].batch.days)
         is_alone = group[0].failures >= 1
         while self._waiting and not (is_alone or self._waiting[0].failures >= 1):
-            batch = self._waiting[0].batch
+            batch, size = self._waiting[0].batch, size + self._waiting[0].size
             is_spread = self._days_max is not None and len(days | batch.days) > max(self._days_max, len(days))
-            if is_spread or weight + batch.weight > chunks_max:
+            if is_spread or weight + batch.weight > chunks_max or size > _INSERT_BYTES_MAX:
                 break
             group.append(self._waiting.popleft())
             weight += batch.weight

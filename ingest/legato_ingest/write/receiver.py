@@ -15,20 +15,22 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from legato_ingest.auth.authenticate import Authenticator
-from legato_ingest.errors import BadRequest, Overloaded, SenderLeft, StoreUnavailable, TooLarge, release
+from legato_ingest.errors import BadRequest, Overloaded, SenderLeft, StoreUnavailable, release
 from legato_ingest.metrics import Metrics
-from legato_ingest.otlp import bodies, http
-from legato_ingest.otlp.batch import Batch, Limits
+from legato_ingest.otlp import http
+from legato_ingest.otlp.batch import Batch
 from legato_ingest.otlp.signals import Signal
 from legato_ingest.otlp.together import convert_bodies
 from legato_ingest.settings import Settings
 from legato_ingest.shares import Shares
 from legato_ingest.write.body import Body, Entry
+from legato_ingest.write.body_converter import BodyConverter, Rows
 from legato_ingest.write.committer import Committer, Receipt
-from legato_ingest.write.conversion import Conversions
+from legato_ingest.write.conversion import LARGE_BYTES, Conversions
 from legato_ingest.write.quotas import TenantQuotas, label_hashes
 
 __all__ = ["Call", "Counters", "Outcome", "Receiver"]
@@ -78,9 +80,14 @@ class Outcome:
 
 
 class Receiver:
-    """Receives OTLP requests of all protocols within the same limits. Its methods run on one event loop."""
+    """Receives OTLP requests of all protocols within the same limits. Its methods run on one event loop.
 
-    def __init__(self, settings: Settings, committer: Committer, metrics: Metrics) -> None:
+    ``rows_of_large`` converts bodies of more than ``conversion.LARGE_BYTES`` after decompression; by default in a thread of this process.
+    """
+
+    def __init__(self, settings: Settings, committer: Committer, metrics: Metrics, rows_of_large: Rows | None = None) -> None:
+        self._converter = BodyConverter.of(settings)
+        self._rows_of_large = rows_of_large or self._converter.rows
         self.authenticator = Authenticator(settings)
         self.body_bytes_max = settings.body_bytes_max
         self.retry_after_s, self._committer, self._metrics = settings.retry_after_s, committer, metrics
@@ -91,8 +98,7 @@ class Receiver:
             in_flight_bytes_max=settings.tenant_in_flight_bytes_max,
             cardinality_max=settings.tenant_cardinality_max,
         )
-        self._conversions = Conversions(self._checked, self._convert_together, settings.decode_requests_max)
-        self._limits = Limits(chunks_per_request_max=settings.chunks_per_request_max, retention_days=settings.retention_days)
+        self._conversions = Conversions(self._converted, self._convert_together, settings.decode_requests_max)
 
     async def answer(self, call: Call) -> Outcome:
         """Return the outcome of one request, and count and time the request."""
@@ -171,42 +177,39 @@ class Receiver:
 
     def recovered(self, body: Body) -> Iterator[Batch]:
         """Yield the rows of a request that was acknowledged before. Its labels are not counted again."""
-        for batch in self._converted(body, http.decompress(body.encoding, body.content, self.body_bytes_max)):
+        for batch in self._rows(body, LARGE_BYTES) or self._rows(body, None) or ():
             self._count(batch)
             yield batch
 
     def _count(self, batch: Batch) -> None:
         self._metrics.count_received(batch.spans, batch.points, batch.ignored, batch.logs)
 
-    def _checked(self, body: Body, bytes_max: int | None) -> Iterator[Batch] | None:
-        """Return the rows of a body; ``None`` if it has more than ``bytes_max`` after decompression."""
-        try:
-            content = http.decompress(body.encoding, body.content, min(bytes_max or self.body_bytes_max, self.body_bytes_max))
-        except TooLarge:
-            if bytes_max is None or bytes_max >= self.body_bytes_max:
-                raise
+    def _converted(self, body: Body, bytes_max: int | None) -> Iterator[Batch] | None:
+        """Return the rows of a body if its labels are accepted; ``None`` if it has more than ``bytes_max`` after decompression."""
+        if not self._checks_cardinality:
+            return self._rows(body, bytes_max)
+        batches = self._rows(body, bytes_max)
+        if batches is None:
             return None
-        return self._within_cardinality(body, content) if self._checks_cardinality else self._converted(body, content)
-
-    def _within_cardinality(self, body: Body, content: bytes) -> Iterator[Batch]:
-        """Return the rows of a body if its labels are accepted: a body of several batches is converted twice, or a part would be stored."""
         batch, labels, count = Batch(), set[int](), 0
-        for batch in self._converted(body, content):
+        for batch in batches:
             labels.update(label_hashes(batch))
             count += 1
         self._quotas.check_cardinality(body.tenant, labels)
-        return self._converted(body, content) if count > 1 else iter([batch])
+        # A body of several batches is converted twice: otherwise a part would be stored of a body that is refused.
+        return self._rows(body, bytes_max) if count > 1 else iter([batch])
 
-    def _converted(self, body: Body, content: bytes) -> Iterator[Batch]:
-        signal, is_json = body.signal, http.check_type(body.content_type) == http.JSON
+    def _rows(self, body: Body, bytes_max: int | None) -> Iterator[Batch] | None:
+        """Return the rows of a body; ``None`` if it has more than ``bytes_max`` after decompression."""
+        if bytes_max is None:
+            return self._rows_of_large(body, partial(self._note_fault, body))
+        content = self._converter.content(body, bytes_max)
+        return None if content is None else self._converter.rows_of(body, content, partial(self._note_fault, body))
 
-        def fault(error: Exception) -> None:
-            self._metrics.errors.labels(signal.item, type(error).__name__).inc()
-            _log.error("converting a %s failed inside Legato; it was rejected as `internal`", signal.item, exc_info=error)
-
-        return bodies.convert(
-            content, tenant=body.tenant, now_ns=body.received_ns, limits=self._limits, on_fault=fault, signal=signal, is_json=is_json
-        )
+    def _note_fault(self, body: Body, error: Exception) -> None:
+        item = body.signal.item
+        self._metrics.errors.labels(item, type(error).__name__).inc()
+        _log.error("converting a %s failed inside Legato; it was rejected as `internal`", item, exc_info=error)
 
     def _convert_together(self, bodies: Sequence[Body]) -> list[Batch | None]:
         """Convert the small bodies of each tenant at once. The others, and all where labels are counted, are to be converted alone."""
@@ -223,7 +226,7 @@ class Receiver:
         for tenant, own in tenants.items():
             # They arrived within a moment.
             received_ns = min(bodies[number].received_ns for number, _ in own)
-            batches = convert_bodies([content for _, content in own], tenant=tenant, now_ns=received_ns, limits=self._limits)
+            batches = convert_bodies([content for _, content in own], tenant=tenant, now_ns=received_ns, limits=self._converter.limits)
             for (number, _), batch in zip(own, batches, strict=True):
                 out[number] = batch
         return out

@@ -24,6 +24,7 @@ from legato_ingest.attribution.load.due import due_by_receipt
 from legato_ingest.attribution.load.evidence import load_evidence
 from legato_ingest.attribution.load.streams import Most, slices_of, streams_in
 from legato_ingest.attribution.model.judge import Evidence, Thresholds
+from legato_ingest.child_process import read
 from legato_ingest.errors import StoreUnavailable
 from legato_ingest.storage import Store
 
@@ -100,7 +101,7 @@ def test_a_process_that_is_killed_between_messages_loses_none(
 ) -> None:
     """It ends after the second of several answers; the others are asked for again, and no rows come twice."""
     monkeypatch.setattr("legato_ingest.attribution.judging_process._STREAMS_MAX", 1)
-    read, answers = judging_process._read, list[int]()
+    answers = list[int]()
 
     def killing(pipe: IO[bytes]) -> Any:
         if len(answers) == 2:
@@ -108,7 +109,7 @@ def test_a_process_that_is_killed_between_messages_loses_none(
         answers.append(1)
         return read(pipe)
 
-    monkeypatch.setattr(judging_process, "_read", killing)
+    monkeypatch.setattr(judging_process, "read", killing)
     many = [replace(evidence[0]) for _ in range(60)]
     assert judging(many, THRESHOLDS, JUDGED_AT_NS) == judged_rows(many, THRESHOLDS, JUDGED_AT_NS)
 
@@ -118,7 +119,7 @@ def test_an_error_while_answers_are_read_leaves_none_for_the_next_evidence(
 ) -> None:
     """Such as a lack of memory in this process, while the other one has judged everything."""
     monkeypatch.setattr("legato_ingest.attribution.judging_process._STREAMS_MAX", 1)
-    read, answers = judging_process._read, list[int]()
+    answers = list[int]()
 
     def failing(pipe: IO[bytes]) -> Any:
         answers.append(1)
@@ -126,7 +127,7 @@ def test_an_error_while_answers_are_read_leaves_none_for_the_next_evidence(
             raise MemoryError
         return read(pipe)
 
-    monkeypatch.setattr(judging_process, "_read", failing)
+    monkeypatch.setattr(judging_process, "read", failing)
     with pytest.raises(MemoryError):
         judging([evidence[0]] * 60, THRESHOLDS, JUDGED_AT_NS)
     assert judging(evidence[-1:], THRESHOLDS, JUDGED_AT_NS) == judged_rows(evidence[-1:], THRESHOLDS, JUDGED_AT_NS)
@@ -146,7 +147,7 @@ def test_a_message_that_ends_the_process_twice_is_an_error(
     half = "import sys; sys.stdin.buffer.read(1000); sys.stdout.buffer.write(b'\\x80\\x05\\x95\\x63half')"
     with monkeypatch.context() as patch:
         for script in ("import sys; sys.stdin.buffer.read(1000)", half):
-            patch.setattr("legato_ingest.attribution.judging_process._started", partial(_ending, script))
+            patch.setattr("legato_ingest.attribution.judging_process.start", partial(_ending, script))
             judged = judging(evidence, THRESHOLDS, JUDGED_AT_NS)
             assert judged.streams == judged.verdicts.num_rows == 0
             assert [str(error)[:43] for error in judged.errors] == ["the process that judges streams ended twice"] * len(evidence)
@@ -170,7 +171,7 @@ def test_a_process_that_cannot_be_started_is_no_fault_of_streams(
 ) -> None:
     """The run fails as a whole and is repeated; no stream is left out."""
     with monkeypatch.context() as patch:
-        patch.setattr("legato_ingest.attribution.judging_process._started", partial(_ending, "", "/no/such/python"))
+        patch.setattr("legato_ingest.attribution.judging_process.start", partial(_ending, "", python="/no/such/python"))
         with pytest.raises(StoreUnavailable, match="cannot be started"):
             judging(evidence, THRESHOLDS, JUDGED_AT_NS)
     assert judging(evidence, THRESHOLDS, JUDGED_AT_NS) == judged_rows(evidence, THRESHOLDS, JUDGED_AT_NS)
@@ -180,8 +181,8 @@ def test_the_process_ends_with_its_parent(tmp_path: pathlib.Path) -> None:
     """Also when the parent is killed and cannot say so."""
     script = (
         "import pathlib, sys, time\n"
-        "from legato_ingest.attribution.judging_process import _started\n"
-        "started = _started()\n"
+        "from legato_ingest.child_process import start\n"
+        "started = start('legato_ingest.attribution.judging_process')\n"
         "pathlib.Path(sys.argv[1]).write_text(str(started.pid))\n"
         "time.sleep(60)\n"
     )
@@ -198,7 +199,7 @@ def test_the_process_ends_with_its_parent(tmp_path: pathlib.Path) -> None:
     assert time.monotonic() < deadline
 
 
-def _ending(script: str, python: str = sys.executable) -> subprocess.Popen[bytes]:
+def _ending(script: str, module: str, python: str = sys.executable) -> subprocess.Popen[bytes]:
     return subprocess.Popen([python, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 

@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import fields, replace
 
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +20,7 @@ from helpers.builders.worst_bodies import DAY_NS, finished, spans, steps
 from helpers.platform.examples import examples
 from legato_ingest.otlp.batch import Batch, Limits
 from legato_ingest.otlp.convert import convert_points
+from legato_ingest.write import lanes
 from legato_ingest.write.group_insert import Receipt
 from legato_ingest.write.lanes import LATE_DAYS_MAX, Lane, Waiting, by_day, is_late, size_of
 
@@ -128,6 +130,14 @@ def test_a_lane_without_a_limit_takes_what_fits_by_weight() -> None:
     lane, batch = Lane(2**30), replace(Batch(), chunks=10)
     lane.put([waiting(batch), waiting(batch), waiting(batch), waiting(batch, failures=1), waiting(batch)])
     assert [len(lane.take(25)) for _ in range(4)] == [2, 1, 1, 1] and not lane
+
+
+def test_rows_of_an_insert_are_limited_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are in memory several times until they are stored. A batch that is larger is inserted alone."""
+    monkeypatch.setattr(lanes, "_INSERT_BYTES_MAX", 25)
+    lane = Lane(2**30)
+    lane.put([Waiting(Batch(), size, Future(), is_late=False) for size in (10, 15, 1, 30, 20)])
+    assert [[each.size for each in lane.take(10**9)] for _ in range(4)] == [[10, 15], [1], [30], [20]]
 
 
 def test_two_threads_may_answer_at_the_same_time() -> None:

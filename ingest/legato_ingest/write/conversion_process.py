@@ -1,0 +1,220 @@
+"""Conversion of large bodies in processes apart, because the conversion in a thread of `legato serve` delays all acknowledgements.
+
+A body of 40 MiB takes seconds of arithmetic in Python, which runs one thread of a process at a time. A process converts one body after
+another; each batch is converted when it is asked for. A process that nothing asks for ends, and with it the memory that its last body
+left. The number of processes is that of the bodies that are converted at the same time, which ``conversion`` limits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import pathlib
+import pickle
+import subprocess
+import threading
+import traceback
+from collections.abc import Iterator
+from typing import IO
+
+from legato_ingest.child_process import pipes, read, start, write
+from legato_ingest.errors import BadRequest, ConversionEnded, StoreUnavailable
+from legato_ingest.otlp.batch import Batch
+from legato_ingest.write.body import Body
+from legato_ingest.write.body_converter import BodyConverter, OnFault, Part
+
+__all__ = ["ConversionProcesses"]
+
+# A process ends when it has been idle for so long.
+_IDLE_S = 20.0
+# The kernel's choice when memory is short: this process before its parent.
+_OOM_SCORE = "500"
+# A body is given to so many processes before it is refused: the first may have ended for another reason.
+_TRIALS = 2
+# Asks for the next batch.
+_NEXT = None
+
+
+class ConversionProcesses:
+    """The processes. ``rows`` may be called in several threads; each body has a process until its last batch."""
+
+    def __init__(self, converter: BodyConverter) -> None:
+        self._converter = converter
+        # Idle processes, each with the timer that ends it. The lock is reentrant: a generator may be closed within any statement.
+        self._idle: dict[subprocess.Popen[bytes], threading.Timer] = {}
+        self._lock = threading.RLock()
+        self._is_closed = False
+
+    def rows(self, body: Body, on_fault: OnFault) -> Iterator[Batch]:
+        """Yield the rows of a body like ``BodyConverter.rows``, and raise what it raises.
+
+        Raises ``ConversionEnded`` if the process ends within the body, and ``StoreUnavailable`` if none can be started.
+        """
+        process, part = self._begun(body)
+        try:
+            while True:
+                for fault in part.faults:
+                    on_fault(fault)
+                if part.error is not None:
+                    raise part.error
+                if part.batch is None:
+                    return
+                yield part.batch
+                part = _exchange(process, _NEXT)
+        except EOFError as error:
+            raise ConversionEnded(f"the process that converted {_named(body)} ended: {error}") from None
+        finally:
+            self._give_back(process)
+
+    def close(self) -> None:
+        """End the processes. Those with a body end with its last batch."""
+        with self._lock:
+            self._is_closed = True
+            for process in list(self._idle):
+                self._end_if_idle(process)
+
+    def _begun(self, body: Body) -> tuple[subprocess.Popen[bytes], Part]:
+        """Return a process that converts the body, and the first part."""
+        for trial in range(_TRIALS):
+            process = self._taken()
+            try:
+                return process, _exchange(process, (self._converter, body))
+            except EOFError as error:
+                if trial == _TRIALS - 1:
+                    raise ConversionEnded(f"{_TRIALS} processes ended that converted {_named(body)}: {error}") from None
+        raise AssertionError("the last trial returns or raises")
+
+    def _taken(self) -> subprocess.Popen[bytes]:
+        """Return an idle process, or a new one."""
+        with self._lock:
+            if self._idle:
+                # The one that was used last, so that the others end.
+                process, timer = self._idle.popitem()
+                timer.cancel()
+                return process
+        try:
+            return start(__name__)
+        except OSError as error:
+            raise StoreUnavailable(f"the process that converts large bodies cannot be started: {error}") from error
+
+    def _give_back(self, process: subprocess.Popen[bytes]) -> None:
+        if process.poll() is not None:
+            return
+        timer = threading.Timer(_IDLE_S, self._end_if_idle, [process])
+        timer.daemon = True
+        with self._lock:
+            self._idle[process] = timer
+            timer.start()
+            if self._is_closed:
+                self._end_if_idle(process)
+
+    def _end_if_idle(self, process: subprocess.Popen[bytes]) -> None:
+        with self._lock:
+            timer = self._idle.pop(process, None)
+        if timer is not None:
+            timer.cancel()
+            _end(process)
+
+
+def _named(body: Body) -> str:
+    return f"a body of {len(body.content)} bytes for {body.signal.path}"
+
+
+def _exchange(process: subprocess.Popen[bytes], message: object) -> Part:
+    """Send a message and return the answer. If that fails, the process is ended. Raises ``EOFError`` if the process ends."""
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        write(process.stdin, message)
+        part = read(process.stdout)
+        assert isinstance(part, Part)
+    except (EOFError, OSError) as error:
+        raise EOFError(f"exit status {_end(process)}, {error}") from error
+    except BaseException:
+        # Otherwise what was not read would be taken for the next answer.
+        _end(process)
+        raise
+    return part
+
+
+def _end(process: subprocess.Popen[bytes]) -> int:
+    """End a process and return its exit status, negative for a signal."""
+    process.kill()
+    for pipe in (process.stdin, process.stdout):
+        # What was written last cannot be sent any more.
+        with contextlib.suppress(OSError):
+            if pipe is not None:
+                pipe.close()
+    return process.wait()
+
+
+class _Faults:
+    """The faults of items since the last answer. Those of one type are the same object: a body may have a million of them."""
+
+    def __init__(self) -> None:
+        self._faults: list[Exception] = []
+        self._of_type: dict[type[Exception], Exception] = {}
+
+    def add(self, error: Exception) -> None:
+        if type(error) not in self._of_type:
+            self._of_type[type(error)] = _portable(error)
+        self._faults.append(self._of_type[type(error)])
+
+    def take(self) -> tuple[Exception, ...]:
+        taken = tuple(self._faults)
+        self._faults.clear()
+        self._of_type.clear()
+        return taken
+
+
+def _portable(error: Exception) -> Exception:
+    """Return an error that can be pickled. If it is no refusal, it names the lines where it was raised: a pickled error has no frames."""
+    if isinstance(error, BadRequest):
+        # Its subclasses have other arguments.
+        return BadRequest(str(error), error.status)
+    lines = "".join(traceback.format_exception(error))
+    error.add_note(lines)
+    try:
+        return pickle.loads(pickle.dumps(error))  # type: ignore[no-any-return]
+    except Exception:
+        return RuntimeError(lines)
+
+
+def _part(rows: Iterator[Batch], faults: _Faults) -> Part:
+    """Convert the next batch."""
+    batch, failed = None, None
+    try:
+        batch = next(rows, None)
+    except Exception as error:
+        failed = _portable(error)
+    return Part(batch, faults.take(), failed)
+
+
+def _answer(messages: IO[bytes], answers: IO[bytes]) -> None:
+    """Convert what the parent sends, until it closes the pipe."""
+    rows, faults = iter(tuple[Batch]()), _Faults()
+    while True:
+        try:
+            message = read(messages)
+        except EOFError:
+            return
+        if message is not _NEXT:
+            # A body from which the parent wanted no further batch is dropped here.
+            converter, body = message
+            rows = converter.rows(body, faults.add)
+            faults.take()
+        del message
+        write(answers, _part(rows, faults))
+
+
+def _main() -> None:
+    with contextlib.suppress(OSError):
+        pathlib.Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE, encoding="ascii")
+    # As in the parent: a body makes many objects that are freed together.
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 100)
+    with contextlib.suppress(BrokenPipeError):
+        _answer(*pipes())
+
+
+if __name__ == "__main__":
+    _main()
