@@ -7,6 +7,8 @@ store has several connections and is started by ``storage.store_process``.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import pickle
 import signal
@@ -22,14 +24,18 @@ _PIPE_BYTES = 1_048_576
 
 def start(module: str) -> subprocess.Popen[bytes]:
     """Start a process that runs a module. It ends when its standard input is closed. Raises ``OSError``."""
-    return subprocess.Popen(
+    process = subprocess.Popen(
         # -P: the working folder is no place for modules.
         [sys.executable, "-P", "-m", "legato_ingest.lean", module],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
-        pipesize=_PIPE_BYTES,
     )
+    for pipe in (process.stdin, process.stdout):
+        # The kernel limits the size of all pipes of a user together; a small pipe works, too. Only Linux has the call.
+        with contextlib.suppress(OSError, AttributeError):
+            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)  # type: ignore[arg-type]
+    return process
 
 
 def pipes() -> tuple[IO[bytes], IO[bytes]]:

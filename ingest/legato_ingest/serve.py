@@ -214,7 +214,7 @@ def _serve_store(settings: Settings, metrics: Metrics, store: Store, listeners: 
     gc.set_threshold(100_000, 50, 100)
     sys.setswitchinterval(_SWITCH_S)
     with workers.closing(committer), contextlib.closing(probe), contextlib.closing(conversions):
-        uvloop.run(_run(apps, listeners, receiver, store, settings, stopping))
+        uvloop.run(_run(apps, listeners, receiver, conversions, store, settings, stopping))
 
 
 def _is_ready(probe: Store, migrations: Sequence[migrate.Migration], committer: Committer) -> bool:
@@ -255,6 +255,7 @@ async def _run(
     apps: list[_App],
     listeners: _Listeners,
     receiver: Receiver,
+    conversions: ConversionProcesses,
     store: Store,
     settings: Settings,
     stopping: threading.Event,
@@ -271,6 +272,8 @@ async def _run(
             server.should_exit = True
         # A query may run for another 30 s, and its client is disconnected.
         loop.run_in_executor(None, store.end_reads)
+        # Requests are cancelled then, and one whose body is being converted waits for the end of that.
+        loop.call_later(_GRACE_S, conversions.close)
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

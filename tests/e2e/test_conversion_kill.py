@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import random
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -11,19 +12,16 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 
 from bench.crash_pipelines.serve import children
-from helpers.builders.spans import native_span, request
+from helpers.builders.spans import many_spans
 from helpers.servers.serving import Served, serve_process
 from helpers.servers.waiting import until
 
 SPANS = 6_000
 
 
-def body_of_5_mib() -> bytes:
-    """Return a large body: its long attributes are not stored."""
-    body = request()
-    for _ in range(SPANS):
-        native_span(body, {"pad": "x" * 900})
-    content = bytes(body.SerializeToString())
+def large_body(seed: int) -> bytes:
+    """Return a body over 4 MiB: its long attributes are not stored."""
+    content = many_spans(SPANS, {"pad": "x" * 900}, random.Random(seed))
     assert len(content) > 5 * 2**20
     return content
 
@@ -46,21 +44,37 @@ def post(served: Served, content: bytes) -> int:
 
 
 def test_the_end_of_the_process_that_converts_loses_nothing(tmp_path: pathlib.Path) -> None:
-    """Killed while it waits and, a few times, at some moment of a conversion: each acknowledged row is stored once."""
-    content = body_of_5_mib()
+    """Killed while it waits and, a few times, at some moment of a conversion: each row of each acknowledged body is stored once."""
+    bodies = [large_body(seed) for seed in range(5)]
     with serve_process(tmp_path / "store") as served, ThreadPoolExecutor(1) as pool:
-        assert not conversions(served) and post(served, content) == 200
+        assert not conversions(served) and post(served, bodies[0]) == 200
         kill(conversions(served))
-        assert post(served, content) == 200
-        for pause_s in (0.0, 0.1, 0.3):
-            reply = pool.submit(post, served, content)
+        statuses = [200, post(served, bodies[1])]
+        for body, pause_s in zip(bodies[2:], (0.0, 0.1, 0.3), strict=True):
+            reply = pool.submit(post, served, body)
             time.sleep(pause_s)
             kill(conversions(served))
-            assert reply.result() in (200, 503)
-        assert post(served, content) == 200
+            statuses.append(reply.result())
+        assert statuses[:2] == [200, 200] and {*statuses} <= {200, 503}
+        refused = [body for body, status in zip(bodies, statuses, strict=True) if status == 503]
+        assert [post(served, body) for body in refused] == [200] * len(refused)
         count = httpx.post(served.read, content="SELECT count(), uniqExact(trace_id) FROM streams", timeout=60).text.split()
-        assert count == [str(SPANS)] * 2
+        assert count == [str(SPANS * len(bodies))] * 2
         (pid,) = conversions(served)
         os.kill(served.process.pid, signal.SIGKILL)
         served.process.wait()
         until(lambda: not pathlib.Path(f"/proc/{pid}").exists())
+
+
+def test_a_process_that_hangs_does_not_keep_the_server_from_its_end(tmp_path: pathlib.Path) -> None:
+    """Its body gets 503 when the grace of the other requests ends."""
+    with serve_process(tmp_path / "store") as served, ThreadPoolExecutor(1) as pool:
+        assert post(served, large_body(1)) == 200
+        (pid,) = conversions(served)
+        os.kill(pid, signal.SIGSTOP)
+        reply = pool.submit(post, served, large_body(2))
+        # Until the body has arrived.
+        time.sleep(1)
+        served.process.terminate()
+        assert served.process.wait(30) == 0 and reply.result() == 503
+        assert not pathlib.Path(f"/proc/{pid}").exists()

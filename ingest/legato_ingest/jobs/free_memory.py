@@ -16,6 +16,8 @@ __all__ = ["FreeMemory", "trim_heap"]
 
 # To give memory back takes up to 0.1 s, in which other threads may wait for memory: only after the process has grown by so much.
 _GROWN_BYTES = 64 * 2**20
+# While it has so much more than at its least, it is tried again after so many steps.
+_AGAIN_STEPS = 12
 
 
 def trim_heap() -> None:
@@ -32,14 +34,19 @@ class FreeMemory:
         self, memory: Callable[[], int | None] = lambda: anonymous_bytes(os.getpid()), give_back: Callable[[], None] = trim_heap
     ) -> None:
         self._memory, self._give_back = memory, give_back
-        self._last_bytes = memory() or 0
+        # The memory after the last time, and the least of all times; how many steps ago the last time was.
+        self._last_bytes = self._least_bytes = memory() or 0
+        self._steps = 0
 
     def step(self) -> None:
-        """Give memory back if the process has much more than after the last time."""
-        memory = self._memory()
-        if memory is None or memory < self._last_bytes + _GROWN_BYTES:
-            # Memory that was in use the last time may be free now, and be taken again.
-            self._last_bytes = min(self._last_bytes, memory or self._last_bytes)
+        """Give memory back if the process has grown. Later again, because what was in use at that time may be free by then."""
+        memory, self._steps = self._memory(), self._steps + 1
+        if memory is None:
             return
-        self._give_back()
-        self._last_bytes = self._memory() or memory
+        # Growth is counted from the lowest point.
+        self._last_bytes = min(self._last_bytes, memory)
+        is_again = self._steps >= _AGAIN_STEPS and memory > self._least_bytes + _GROWN_BYTES
+        if memory > self._last_bytes + _GROWN_BYTES or is_again:
+            self._give_back()
+            self._last_bytes, self._steps = self._memory() or memory, 0
+            self._least_bytes = min(self._least_bytes, self._last_bytes)

@@ -13,6 +13,7 @@ import pathlib
 import pickle
 import subprocess
 import threading
+import time
 import traceback
 from collections.abc import Iterator
 from typing import IO
@@ -29,10 +30,14 @@ __all__ = ["ConversionProcesses"]
 _IDLE_S = 20.0
 # The kernel's choice when memory is short: this process before its parent.
 _OOM_SCORE = "500"
+# A process has so long for one batch. Most take a second or two; the first one of 64 MiB of JSON takes ten times as long.
+_ANSWER_S = 120.0
 # A body is given to so many processes before it is refused: the first may have ended for another reason.
 _TRIALS = 2
 # Asks for the next batch.
 _NEXT = None
+
+_Process = subprocess.Popen[bytes]
 
 
 class ConversionProcesses:
@@ -40,8 +45,10 @@ class ConversionProcesses:
 
     def __init__(self, converter: BodyConverter) -> None:
         self._converter = converter
-        # Idle processes, each with the timer that ends it. The lock is reentrant: a generator may be closed within any statement.
-        self._idle: dict[subprocess.Popen[bytes], threading.Timer] = {}
+        # Processes with a body, and idle ones with the timer that ends them. The lock is reentrant: a generator may be closed within any
+        # statement.
+        self._busy: set[_Process] = set()
+        self._idle: dict[_Process, threading.Timer] = {}
         self._lock = threading.RLock()
         self._is_closed = False
 
@@ -56,59 +63,77 @@ class ConversionProcesses:
                 for fault in part.faults:
                     on_fault(fault)
                 if part.error is not None:
-                    raise part.error
+                    try:
+                        raise part.error
+                    finally:
+                        # Otherwise the error, its traceback, this frame and the body in it would be a cycle.
+                        del part
                 if part.batch is None:
                     return
                 yield part.batch
                 part = _exchange(process, _NEXT)
-        except EOFError as error:
-            raise ConversionEnded(f"the process that converted {_named(body)} ended: {error}") from None
         finally:
             self._give_back(process)
 
     def close(self) -> None:
-        """End the processes. Those with a body end with its last batch."""
+        """End all processes. A body that is being converted fails with ``ConversionEnded``."""
         with self._lock:
             self._is_closed = True
             for process in list(self._idle):
                 self._end_if_idle(process)
+            for process in self._busy:
+                # The thread that waits for the answer sees the end and closes the pipes.
+                process.kill()
 
-    def _begun(self, body: Body) -> tuple[subprocess.Popen[bytes], Part]:
+    def _begun(self, body: Body) -> tuple[_Process, Part]:
         """Return a process that converts the body, and the first part."""
         for trial in range(_TRIALS):
-            process = self._taken()
+            process, began_s = self._taken(), time.monotonic()
             try:
                 return process, _exchange(process, (self._converter, body))
-            except EOFError as error:
-                if trial == _TRIALS - 1:
-                    raise ConversionEnded(f"{_TRIALS} processes ended that converted {_named(body)}: {error}") from None
+            except BaseException as error:
+                self._give_back(process)
+                is_late = time.monotonic() - began_s >= _ANSWER_S
+                if trial == _TRIALS - 1 or is_late or not isinstance(error, ConversionEnded):
+                    raise
         raise AssertionError("the last trial returns or raises")
 
-    def _taken(self) -> subprocess.Popen[bytes]:
+    def _taken(self) -> _Process:
         """Return an idle process, or a new one."""
         with self._lock:
-            if self._idle:
+            while self._idle and not self._is_closed:
                 # The one that was used last, so that the others end.
                 process, timer = self._idle.popitem()
                 timer.cancel()
-                return process
-        try:
-            return start(__name__)
-        except OSError as error:
-            raise StoreUnavailable(f"the process that converts large bodies cannot be started: {error}") from error
+                if process.poll() is None:
+                    self._busy.add(process)
+                    return process
+                _end(process)
+            if self._is_closed:
+                raise StoreUnavailable("the server is stopping")
+            try:
+                process = start(__name__)
+            except OSError as error:
+                raise StoreUnavailable(f"the process that converts large bodies cannot be started: {error}") from error
+            self._busy.add(process)
+            return process
 
-    def _give_back(self, process: subprocess.Popen[bytes]) -> None:
-        if process.poll() is not None:
-            return
+    def _give_back(self, process: _Process) -> None:
         timer = threading.Timer(_IDLE_S, self._end_if_idle, [process])
         timer.daemon = True
         with self._lock:
+            self._busy.discard(process)
+            if self._is_closed or process.poll() is not None:
+                _end(process)
+                return
             self._idle[process] = timer
-            timer.start()
-            if self._is_closed:
+            try:
+                timer.start()
+            except RuntimeError:
+                # There are too many threads.
                 self._end_if_idle(process)
 
-    def _end_if_idle(self, process: subprocess.Popen[bytes]) -> None:
+    def _end_if_idle(self, process: _Process) -> None:
         with self._lock:
             timer = self._idle.pop(process, None)
         if timer is not None:
@@ -116,27 +141,28 @@ class ConversionProcesses:
             _end(process)
 
 
-def _named(body: Body) -> str:
-    return f"a body of {len(body.content)} bytes for {body.signal.path}"
-
-
-def _exchange(process: subprocess.Popen[bytes], message: object) -> Part:
-    """Send a message and return the answer. If that fails, the process is ended. Raises ``EOFError`` if the process ends."""
+def _exchange(process: _Process, message: object) -> Part:
+    """Send a message and return the answer. If that fails, the process is ended. Raises ``ConversionEnded`` if the process ends."""
     assert process.stdin is not None and process.stdout is not None
+    late = threading.Timer(_ANSWER_S, process.kill)
+    late.daemon = True
     try:
+        late.start()
         write(process.stdin, message)
         part = read(process.stdout)
         assert isinstance(part, Part)
     except (EOFError, OSError) as error:
-        raise EOFError(f"exit status {_end(process)}, {error}") from error
+        raise ConversionEnded(f"the process that converted a large body ended: exit status {_end(process)}, {error}") from None
     except BaseException:
         # Otherwise what was not read would be taken for the next answer.
         _end(process)
         raise
+    finally:
+        late.cancel()
     return part
 
 
-def _end(process: subprocess.Popen[bytes]) -> int:
+def _end(process: _Process) -> int:
     """End a process and return its exit status, negative for a signal."""
     process.kill()
     for pipe in (process.stdin, process.stdout):

@@ -86,6 +86,11 @@ class Waiting:
         """Whether the body is in the log."""
         return self.entry is not None and self.entry.segment is not None
 
+    @property
+    def row_bytes(self) -> int:
+        """The bytes of the rows."""
+        return self.size - self.is_late * _BATCH_BYTES
+
     def logged_form(self) -> Payload:
         """Return what is written into the log."""
         return self.entry.body.logged() if self.entry is not None else b""
@@ -165,10 +170,10 @@ class Lane:
         Batches of a group that failed for the fault of one of them are inserted one by one.
         """
         group = [self._waiting.popleft()]
-        weight, size, days = group[0].batch.weight, group[0].size, set(group[0].batch.days)
+        weight, size, days = group[0].batch.weight, group[0].row_bytes, set(group[0].batch.days)
         is_alone = group[0].failures >= 1
         while self._waiting and not (is_alone or self._waiting[0].failures >= 1):
-            batch, size = self._waiting[0].batch, size + self._waiting[0].size
+            batch, size = self._waiting[0].batch, size + self._waiting[0].row_bytes
             is_spread = self._days_max is not None and len(days | batch.days) > max(self._days_max, len(days))
             if is_spread or weight + batch.weight > chunks_max or size > _INSERT_BYTES_MAX:
                 break

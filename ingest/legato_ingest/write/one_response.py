@@ -30,7 +30,7 @@ from legato_ingest.otlp.emitters.foreign import ANY_CHUNK
 from legato_ingest.otlp.model import StreamRecord
 from legato_ingest.storage import Store
 from legato_ingest.storage.sql import between_ns, quoted_all, unquoted
-from legato_ingest.write.dedup import minute_ranges
+from legato_ingest.write.dedup import minute_ranges, values
 from legato_ingest.write.recordings import TRACES_MAX, Recording, losers
 
 __all__ = ["STORED_MAX", "Place", "Resolved", "Responses", "stored_recordings", "superseding"]
@@ -188,15 +188,15 @@ def _recordings(rows: pa.Table, batch: int, tenants: set[str]) -> list[Recording
     """Return the new rows of these tenants that can share their response with another row."""
     if not rows.num_rows or not tenants.intersection(pc.unique(rows["tenant"]).to_pylist()):
         return []
-    columns = {name: rows[name].to_pylist() for name in _COLUMNS}
-    columns["start_ns"] = rows["start_time"].cast(pa.int64()).to_pylist()
-    columns["duration_ns"] = rows["duration_ns"].to_pylist()
-    columns["has_chunks"] = pc.greater(pc.list_value_length(rows["dt_us"]), 0).to_pylist()
-    columns["has_ttft"] = pc.is_valid(rows["ttft_us"]).to_pylist()
-    columns["any_chunk"] = [ANY_CHUNK in flags for flags in rows["flags"].to_pylist()]
+    columns = {name: values(rows[name]) for name in _COLUMNS}
+    columns["start_ns"] = values(rows["start_time"].cast(pa.int64()))
+    columns["duration_ns"] = values(rows["duration_ns"])
+    columns["has_chunks"] = values(pc.greater(pc.list_value_length(rows["dt_us"]), 0))
+    columns["has_ttft"] = values(pc.is_valid(rows["ttft_us"]))
+    columns["any_chunk"] = [ANY_CHUNK in flags for flags in values(rows["flags"])]
     out = (
-        Recording(**dict(zip(columns, values, strict=True)), place=(batch, row))
-        for row, values in enumerate(zip(*columns.values(), strict=True))
+        Recording(**dict(zip(columns, of_row, strict=True)), place=(batch, row))
+        for row, of_row in enumerate(zip(*columns.values(), strict=True))
     )
     return [each for each in out if each.tenant in tenants]
 

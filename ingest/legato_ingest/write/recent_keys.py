@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from legato_ingest.storage import Store
 from legato_ingest.storage.sql import time_ns
+from legato_ingest.write.dedup import values
 
 __all__ = ["RecentKeys", "RecentRows"]
 
@@ -65,7 +66,7 @@ class RecentRows:
             return rows
         if table not in self._tables:
             self._tables[table] = self._as_of_now(table, at)
-        times_ns = rows[at].combine_chunks().cast(pa.int64()).to_pylist()
+        times_ns = values(rows[at].cast(pa.int64()))
         mask = self._tables[table].may_be_stored(keys, times_ns)
         return rows.filter(pa.array(mask, pa.bool_())) if any(mask) else rows.slice(0, 0)
 

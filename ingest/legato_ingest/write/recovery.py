@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 
-from legato_ingest.errors import LegatoError, StoreUnavailable
+from legato_ingest.errors import ConversionEnded, StoreUnavailable, release
 from legato_ingest.otlp.batch import Batch
 from legato_ingest.storage.wal import WriteAheadLog
 from legato_ingest.write.body import Body, Entry
@@ -21,6 +21,7 @@ __all__ = ["recover"]
 
 _log = logging.getLogger("legato")
 _ROOM_S, _PAUSE_S = 30.0, 0.05
+_TRIALS, _TRIAL_PAUSE_S = 3, 2.0
 
 
 def recover(log: WriteAheadLog, committer: Committer, receiver: Receiver) -> int:
@@ -34,14 +35,11 @@ def recover(log: WriteAheadLog, committer: Committer, receiver: Receiver) -> int
         entry = None
         try:
             entry = Entry(Body.from_log(payload), segment)
-            for batch in receiver.recovered(entry.body):
-                late = is_late(batch, time.time_ns())
-                if late not in stuck and not _has_room(committer, batch, entry):
-                    stuck.add(late)
-                committer.recover(batch, entry)
-        except (LegatoError, ValueError) as error:
-            # It was acknowledged, so it was once converted, perhaps by another version.
-            _log.error("a request in the write-ahead log of the store cannot be converted and is set aside: %s", error)
+            _queue(entry, committer, receiver, stuck)
+        except Exception as error:
+            # It was acknowledged, so it was once converted, perhaps by another version. The other requests matter more than its reason.
+            _log.error("a request in the write-ahead log of the store cannot be converted and is set aside: %r", error)
+            release(error)
             _set_aside(log, segment, payload, entry)
             if entry is not None:
                 committer.finish(entry)
@@ -51,6 +49,28 @@ def recover(log: WriteAheadLog, committer: Committer, receiver: Receiver) -> int
     if recovered:
         _log.warning("%d requests that were acknowledged before the last end are inserted now", recovered)
     return recovered
+
+
+def _queue(entry: Entry, committer: Committer, receiver: Receiver, stuck: set[bool]) -> None:
+    """Queue the rows of a request. ``stuck``: whether the lanes are of late rows that have no room in time; they are added.
+
+    A failure for a want of memory or processes is no fault of the request: it is tried again. Rows that are queued twice are duplicates.
+    """
+    for trial in range(_TRIALS):
+        try:
+            for batch in receiver.recovered(entry.body):
+                late = is_late(batch, time.time_ns())
+                if late not in stuck and not _has_room(committer, batch, entry):
+                    stuck.add(late)
+                committer.recover(batch, entry)
+        except (StoreUnavailable, ConversionEnded, MemoryError, OSError) as error:
+            if trial == _TRIALS - 1:
+                raise
+            _log.warning("a request in the write-ahead log cannot be converted now: %r", error)
+            release(error)
+            time.sleep(_TRIAL_PAUSE_S)
+        else:
+            return
 
 
 def _set_aside(log: WriteAheadLog, segment: int, payload: bytes, entry: Entry | None) -> None:

@@ -13,7 +13,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans, Span
 
 from legato._timeline import pack
 
-__all__ = ["any_value", "native_span", "request", "scope_of", "steady_timeline"]
+__all__ = ["any_value", "many_spans", "native_span", "request", "scope_of", "steady_timeline"]
 
 SECOND_NS = 1_000_000_000
 
@@ -59,6 +59,19 @@ def steady_timeline(chunks: int = 20, dt_us: int = 25_000, first_us: int = 400_0
     times = [first_us + i * dt_us for i in range(chunks)]
     kinds = [0, *[1] * (chunks - 2), 7] if chunks > 2 else [1] * chunks
     return pack(times, [size if kind == 1 else 0 for kind in kinds], None, kinds)
+
+
+def many_spans(count: int, attributes: Mapping[str, Any], rng: random.Random) -> bytes:
+    """Return a body of spans that differ in their ids; much faster than to make each."""
+    body = request({"service.name": "many"})
+    native_span(body, attributes, rng=rng)
+    spans = scope_of(body).spans
+    for _ in range(count - 1):
+        copy = Span()
+        copy.CopyFrom(spans[0])
+        copy.trace_id, copy.span_id = rng.randbytes(16), rng.randbytes(8)
+        spans.append(copy)
+    return bytes(body.SerializeToString())
 
 
 def native_span(

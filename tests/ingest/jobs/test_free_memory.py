@@ -22,6 +22,22 @@ def test_memory_is_given_back_once_for_each_growth() -> None:
     assert given == [170, 175]
 
 
+def test_what_was_in_use_is_given_back_later() -> None:
+    """Nothing grows any more, and the process has much more than at its start."""
+    now, given = [100 * MB], list[int]()
+    memory = FreeMemory(lambda: now[0], lambda: given.append(now[0] // MB))
+    now[0] = 400 * MB
+    for _ in range(12):
+        memory.step()
+    assert given == [400]
+    memory.step()
+    assert given == [400, 400]
+    now[0] = 150 * MB
+    for _ in range(30):
+        memory.step()
+    assert given == [400, 400]
+
+
 def test_unknown_memory_is_left_alone() -> None:
     """On another system than Linux."""
     FreeMemory(lambda: None, lambda: pytest.fail("nothing is known")).step()

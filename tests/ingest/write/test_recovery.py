@@ -1,0 +1,69 @@
+"""Requests of the write-ahead log that cannot be converted at the start: the process starts, and none is lost."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator
+
+import pytest
+
+from helpers.dashboards.tables import streams
+from helpers.servers.committing import logging_to, pending, spread_spans
+from helpers.servers.otlp import PROTOBUF
+from legato_ingest.errors import ConversionEnded, StoreUnavailable
+from legato_ingest.otlp.batch import Batch
+from legato_ingest.otlp.signals import SPANS
+from legato_ingest.storage import Store
+from legato_ingest.storage.wal import ASIDE, WriteAheadLog
+from legato_ingest.write import recovery
+from legato_ingest.write.body import Body
+from legato_ingest.write.body_converter import BodyConverter, OnFault
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, error: Exception, times: int) -> None:
+    """Let the conversion of the first body fail so many times, after its first batch."""
+    converted, left = BodyConverter.rows_of, [times]
+
+    def rows_of(self: BodyConverter, body: Body, content: bytes, on_fault: OnFault) -> Iterator[Batch]:
+        yield from converted(self, body, content, on_fault)
+        if left[0]:
+            left[0] -= 1
+            raise error
+
+    monkeypatch.setattr(BodyConverter, "rows_of", rows_of)
+    monkeypatch.setattr(recovery, "_TRIAL_PAUSE_S", 0.01)
+
+
+@pytest.fixture
+def log(tmp_path: pathlib.Path) -> pathlib.Path:
+    """The folder of a log with two requests of five streams."""
+    written = WriteAheadLog(tmp_path)
+    written.append([Body(SPANS, spread_spans(5, seed).SerializeToString(), PROTOBUF, "", "").logged() for seed in (1, 2)])
+    written.close()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), BlockingIOError(11, "no processes"), ConversionEnded("killed"), StoreUnavailable("no process")], ids=repr
+)
+def test_a_failure_of_the_host_is_tried_again(store: Store, log: pathlib.Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Twice. Rows that were queued before each failure are stored once."""
+    failing(monkeypatch, error, 2)
+    with logging_to(log, store, recovers=True):
+        pass
+    assert len(streams(store)) == 10 and store.select("SELECT count() FROM stream_revs") == [(10,)] and not pending(log)
+
+
+@pytest.mark.parametrize(("error", "times"), [(MemoryError(), 3), (KeyError("of another version"), 1)], ids=["memory", "fault"])
+def test_a_failure_that_stays_keeps_no_process_from_its_start(
+    store: Store, log: pathlib.Path, monkeypatch: pytest.MonkeyPatch, error: Exception, times: int
+) -> None:
+    """The request is set aside; the next process stores it."""
+    with monkeypatch.context() as patch:
+        failing(patch, error, times)
+        with logging_to(log, store, recovers=True):
+            pass
+    assert len(streams(store)) == 10 and [segment for segment, _ in pending(log)] == [ASIDE]
+    with logging_to(log, store, recovers=True):
+        pass
+    assert store.select("SELECT count() FROM stream_revs") == [(10,)] and not pending(log)
