@@ -272,7 +272,7 @@ async def _run(
             server.should_exit = True
         # A query may run for another 30 s, and its client is disconnected.
         loop.run_in_executor(None, store.end_reads)
-        # Requests are cancelled then, and one whose body is being converted waits for the end of that.
+        # Requests are cancelled then, but each waits for the conversion of its body.
         loop.call_later(_GRACE_S, conversions.close)
 
     loop = asyncio.get_running_loop()
