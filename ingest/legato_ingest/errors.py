@@ -92,7 +92,14 @@ class Overloaded(LegatoError):
 
 
 class ConversionEnded(LegatoError):
-    """The process that converted a large body ended within it, perhaps for want of memory; a retry may succeed."""
+    """The process that converted a large body ended within it, perhaps for want of memory; a retry may succeed.
+
+    ``is_late``: it was ended because it took too long, and would again.
+    """
+
+    def __init__(self, message: str, *, is_late: bool = False) -> None:
+        super().__init__(message)
+        self.is_late = is_late
 
 
 class SenderLeft(LegatoError):

@@ -60,6 +60,7 @@ def test_the_end_of_the_process_that_converts_loses_nothing(tmp_path: pathlib.Pa
         assert [post(served, body) for body in refused] == [200] * len(refused)
         count = httpx.post(served.read, content="SELECT count(), uniqExact(trace_id) FROM streams", timeout=60).text.split()
         assert count == [str(SPANS * len(bodies))] * 2
+        assert post(served, bodies[0]) == 200
         (pid,) = conversions(served)
         os.kill(served.process.pid, signal.SIGKILL)
         served.process.wait()
@@ -74,7 +75,7 @@ def test_a_process_that_hangs_does_not_keep_the_server_from_its_end(tmp_path: pa
         os.kill(pid, signal.SIGSTOP)
         reply = pool.submit(post, served, large_body(2))
         # Until the body has arrived.
-        time.sleep(1)
+        time.sleep(3)
         served.process.terminate()
         assert served.process.wait(30) == 0 and reply.result() == 503
         assert not pathlib.Path(f"/proc/{pid}").exists()

@@ -16,8 +16,8 @@ __all__ = ["FreeMemory", "trim_heap"]
 
 # To give memory back takes up to 0.1 s, in which other threads may wait for memory: only after the process has grown by so much.
 _GROWN_BYTES = 64 * 2**20
-# While it has so much more than at its least, it is tried again after so many steps.
-_AGAIN_STEPS = 12
+# While it has so much more than at its least, it is tried again after so many steps, and after twice as many each time it gave little.
+_AGAIN_STEPS, _AGAIN_STEPS_MAX, _LITTLE_BYTES = 12, 720, 16 * 2**20
 
 
 def trim_heap() -> None:
@@ -36,7 +36,7 @@ class FreeMemory:
         self._memory, self._give_back = memory, give_back
         # The memory after the last time, and the least of all times; how many steps ago the last time was.
         self._last_bytes = self._least_bytes = memory() or 0
-        self._steps = 0
+        self._steps, self._again_steps = 0, _AGAIN_STEPS
 
     def step(self) -> None:
         """Give memory back if the process has grown. Later again, because what was in use at that time may be free by then."""
@@ -45,8 +45,10 @@ class FreeMemory:
             return
         # Growth is counted from the lowest point.
         self._last_bytes = min(self._last_bytes, memory)
-        is_again = self._steps >= _AGAIN_STEPS and memory > self._least_bytes + _GROWN_BYTES
+        is_again = self._steps >= self._again_steps and memory > self._least_bytes + _GROWN_BYTES
         if memory > self._last_bytes + _GROWN_BYTES or is_again:
             self._give_back()
             self._last_bytes, self._steps = self._memory() or memory, 0
+            gave_little = memory - self._last_bytes < _LITTLE_BYTES
+            self._again_steps = min(2 * self._again_steps, _AGAIN_STEPS_MAX) if gave_little and is_again else _AGAIN_STEPS
             self._least_bytes = min(self._least_bytes, self._last_bytes)

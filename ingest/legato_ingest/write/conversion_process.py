@@ -30,8 +30,8 @@ __all__ = ["ConversionProcesses"]
 _IDLE_S = 20.0
 # The kernel's choice when memory is short: this process before its parent.
 _OOM_SCORE = "500"
-# A process has so long for one batch. Most take a second or two; the first one of 64 MiB of JSON takes ten times as long.
-_ANSWER_S = 120.0
+# A process has so long for one batch of a body of so many bytes at most. Most take a second or two, the first of JSON ten times as long.
+_ANSWER_S, _ANSWER_BYTES = 120.0, 64 * 2**20
 # A body is given to so many processes before it is refused: the first may have ended for another reason.
 _TRIALS = 2
 # Asks for the next batch.
@@ -71,7 +71,7 @@ class ConversionProcesses:
                 if part.batch is None:
                     return
                 yield part.batch
-                part = _exchange(process, _NEXT)
+                part = self._exchange(process, _NEXT)
         finally:
             self._give_back(process)
 
@@ -81,25 +81,35 @@ class ConversionProcesses:
             self._is_closed = True
             for process in list(self._idle):
                 self._end_if_idle(process)
-            for process in self._busy:
+            for process in list(self._busy):
                 # The thread that waits for the answer sees the end and closes the pipes.
                 process.kill()
 
     def _begun(self, body: Body) -> tuple[_Process, Part]:
         """Return a process that converts the body, and the first part."""
-        for trial in range(_TRIALS):
-            process, began_s = self._taken(), time.monotonic()
+        trials = 0
+        while True:
+            process, is_new = self._taken()
+            # An idle process may have been killed a moment ago.
+            trials += is_new
             try:
-                return process, _exchange(process, (self._converter, body))
+                return process, self._exchange(process, (self._converter, body))
             except BaseException as error:
                 self._give_back(process)
-                is_late = time.monotonic() - began_s >= _ANSWER_S
-                if trial == _TRIALS - 1 or is_late or not isinstance(error, ConversionEnded):
+                if trials == _TRIALS or not isinstance(error, ConversionEnded) or error.is_late:
                     raise
-        raise AssertionError("the last trial returns or raises")
 
-    def _taken(self) -> _Process:
-        """Return an idle process, or a new one."""
+    def _exchange(self, process: _Process, message: object) -> Part:
+        """Send a message and return the answer. Raises ``ConversionEnded`` if the process ends, or takes too long."""
+        try:
+            return _exchange(process, message, _ANSWER_S * max(1.0, self._converter.bytes_max / _ANSWER_BYTES))
+        except ConversionEnded:
+            if self._is_closed:
+                raise StoreUnavailable("the server is stopping") from None
+            raise
+
+    def _taken(self) -> tuple[_Process, bool]:
+        """Return an idle process, or a new one, and whether it is new."""
         with self._lock:
             while self._idle and not self._is_closed:
                 # The one that was used last, so that the others end.
@@ -107,7 +117,7 @@ class ConversionProcesses:
                 timer.cancel()
                 if process.poll() is None:
                     self._busy.add(process)
-                    return process
+                    return process, False
                 _end(process)
             if self._is_closed:
                 raise StoreUnavailable("the server is stopping")
@@ -116,7 +126,7 @@ class ConversionProcesses:
             except OSError as error:
                 raise StoreUnavailable(f"the process that converts large bodies cannot be started: {error}") from error
             self._busy.add(process)
-            return process
+            return process, True
 
     def _give_back(self, process: _Process) -> None:
         timer = threading.Timer(_IDLE_S, self._end_if_idle, [process])
@@ -128,9 +138,8 @@ class ConversionProcesses:
                 return
             self._idle[process] = timer
             try:
-                timer.start()
-            except RuntimeError:
-                # There are too many threads.
+                _start(timer)
+            except StoreUnavailable:
                 self._end_if_idle(process)
 
     def _end_if_idle(self, process: _Process) -> None:
@@ -141,18 +150,22 @@ class ConversionProcesses:
             _end(process)
 
 
-def _exchange(process: _Process, message: object) -> Part:
-    """Send a message and return the answer. If that fails, the process is ended. Raises ``ConversionEnded`` if the process ends."""
+def _exchange(process: _Process, message: object, answer_s: float) -> Part:
+    """Send a message and return the answer. If that fails, the process is ended.
+
+    Raises ``ConversionEnded`` if the process ends, or has no answer after so long, and ``StoreUnavailable`` if there are too many threads.
+    """
     assert process.stdin is not None and process.stdout is not None
-    late = threading.Timer(_ANSWER_S, process.kill)
+    late, began_s = threading.Timer(answer_s, process.kill), time.monotonic()
     late.daemon = True
     try:
-        late.start()
+        _start(late)
         write(process.stdin, message)
         part = read(process.stdout)
         assert isinstance(part, Part)
     except (EOFError, OSError) as error:
-        raise ConversionEnded(f"the process that converted a large body ended: exit status {_end(process)}, {error}") from None
+        is_late, status = time.monotonic() - began_s >= answer_s, _end(process)
+        raise ConversionEnded(f"the process that converted a large body ended: exit status {status}, {error}", is_late=is_late) from None
     except BaseException:
         # Otherwise what was not read would be taken for the next answer.
         _end(process)
@@ -160,6 +173,13 @@ def _exchange(process: _Process, message: object) -> Part:
     finally:
         late.cancel()
     return part
+
+
+def _start(thread: threading.Thread) -> None:
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise StoreUnavailable(f"a thread cannot be started: {error}") from error
 
 
 def _end(process: _Process) -> int:

@@ -36,6 +36,8 @@ LATE_DAYS_MAX = 64
 _LATE_SHARE = 0.5
 # Rows of one insert, in bytes: they are in memory several times until they are stored. A larger batch is inserted alone.
 _INSERT_BYTES_MAX = 64 * 2**20
+# Late batches of one insert: each is divided by days, which takes half a millisecond a day.
+_LATE_BATCHES_MAX = 1_000
 # Memory of the tables of a batch beside their rows. It is counted for late batches, which wait for seconds.
 _BATCH_BYTES = 64 * 1024
 _answering = threading.Lock()
@@ -174,7 +176,9 @@ class Lane:
         is_alone = group[0].failures >= 1
         while self._waiting and not (is_alone or self._waiting[0].failures >= 1):
             batch, size = self._waiting[0].batch, size + self._waiting[0].row_bytes
-            is_spread = self._days_max is not None and len(days | batch.days) > max(self._days_max, len(days))
+            is_spread = self._days_max is not None and (
+                len(days | batch.days) > max(self._days_max, len(days)) or len(group) >= _LATE_BATCHES_MAX
+            )
             if is_spread or weight + batch.weight > chunks_max or size > _INSERT_BYTES_MAX:
                 break
             group.append(self._waiting.popleft())

@@ -22,6 +22,7 @@ __all__ = ["recover"]
 _log = logging.getLogger("legato")
 _ROOM_S, _PAUSE_S = 30.0, 0.05
 _TRIALS, _TRIAL_PAUSE_S = 3, 2.0
+_REASON_MAX = 500
 
 
 def recover(log: WriteAheadLog, committer: Committer, receiver: Receiver) -> int:
@@ -38,7 +39,8 @@ def recover(log: WriteAheadLog, committer: Committer, receiver: Receiver) -> int
             _queue(entry, committer, receiver, stuck)
         except Exception as error:
             # It was acknowledged, so it was once converted, perhaps by another version. The other requests matter more than its reason.
-            _log.error("a request in the write-ahead log of the store cannot be converted and is set aside: %r", error)
+            what = f"{type(error).__name__}: {error}"[:_REASON_MAX]
+            _log.error("a request in the write-ahead log of the store cannot be converted and is set aside: %s", what)
             release(error)
             _set_aside(log, segment, payload, entry)
             if entry is not None:
@@ -64,9 +66,9 @@ def _queue(entry: Entry, committer: Committer, receiver: Receiver, stuck: set[bo
                     stuck.add(late)
                 committer.recover(batch, entry)
         except (StoreUnavailable, ConversionEnded, MemoryError, OSError) as error:
-            if trial == _TRIALS - 1:
+            if trial == _TRIALS - 1 or (isinstance(error, ConversionEnded) and error.is_late):
                 raise
-            _log.warning("a request in the write-ahead log cannot be converted now: %r", error)
+            _log.warning("a request in the write-ahead log cannot be converted now: %s", f"{type(error).__name__}: {error}"[:_REASON_MAX])
             release(error)
             time.sleep(_TRIAL_PAUSE_S)
         else:

@@ -32,6 +32,10 @@ def test_what_was_in_use_is_given_back_later() -> None:
     assert given == [400]
     memory.step()
     assert given == [400, 400]
+    # It gave nothing: the next time is later.
+    for _ in range(23):
+        memory.step()
+    assert given == [400, 400]
     now[0] = 150 * MB
     for _ in range(30):
         memory.step()

@@ -156,6 +156,8 @@ def test_a_process_that_ends_between_two_batches_is_an_error(processes: Conversi
 class _Ends:
     """A converter that ends the process that unpickles it."""
 
+    bytes_max = 1
+
     def __reduce__(self) -> tuple[Any, tuple[int]]:
         return os._exit, (3,)
 
@@ -194,7 +196,7 @@ def test_an_idle_process_ends_and_so_do_all_at_the_end(processes: ConversionProc
     list(processes.rows(body_of(b""), unexpected))
     both = [*processes._idle, *processes._busy]
     processes.close()
-    with pytest.raises(ConversionEnded):
+    with pytest.raises(StoreUnavailable, match="stopping"):
         next(rows)
     assert [process.poll() for process in both] == [-signal.SIGKILL] * 2 and not idle_pids(processes)
 
@@ -214,8 +216,9 @@ def test_a_process_that_hangs_is_ended_and_its_body_is_not_tried_again(
     stopped_process(processes)
     with monkeypatch.context() as patch:
         patch.setattr(conversion_process, "_ANSWER_S", 0.5)
-        with pytest.raises(ConversionEnded, match="exit status -9"):
+        with pytest.raises(ConversionEnded, match="exit status -9") as raised:
             list(processes.rows(large, unexpected))
+    assert raised.value.is_late
     assert not idle_pids(processes) and len(list(processes.rows(large, unexpected))) == 2
 
 
@@ -255,6 +258,30 @@ def test_without_another_thread_a_body_is_converted(processes: ConversionProcess
     monkeypatch.setattr(threading.Timer, "start", start)
     assert len(list(processes.rows(body_of(b""), unexpected))) == 1
     assert processes._end_if_idle in kinds and not idle_pids(processes) and not processes._busy
+
+
+def test_without_a_thread_for_the_deadline_the_sender_repeats_the_request(
+    processes: ConversionProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process could hang for ever. Threads and processes of a user have a limit together."""
+
+    def start(self: threading.Timer) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Timer, "start", start)
+    with pytest.raises(StoreUnavailable, match="new thread"):
+        list(processes.rows(body_of(b""), unexpected))
+    assert not idle_pids(processes) and not processes._busy
+
+
+def test_a_small_pipe_is_enough(processes: ConversionProcesses, large: Body, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel limits the size of all pipes of a user together."""
+
+    def refused(*arguments: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("legato_ingest.child_process.fcntl.fcntl", refused)
+    assert len(list(processes.rows(large, unexpected))) == 2
 
 
 def test_an_error_keeps_no_body(processes: ConversionProcesses) -> None:

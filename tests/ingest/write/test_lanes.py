@@ -140,6 +140,13 @@ def test_rows_of_an_insert_are_limited_in_bytes(monkeypatch: pytest.MonkeyPatch)
     assert [[each.size for each in lane.take(10**9)] for _ in range(4)] == [[10, 15], [1], [30], [20]]
 
 
+def test_late_batches_of_an_insert_are_limited_in_number() -> None:
+    """To divide each by its days takes time, in which no rows of now are inserted."""
+    late = Lane(2**30, LATE_DAYS_MAX)
+    late.put([waiting(Batch()) for _ in range(2_500)])
+    assert [len(late.take(10**9)) for _ in range(3)] == [1_000, 1_000, 500]
+
+
 def test_two_threads_may_answer_at_the_same_time() -> None:
     """The first answer counts, and neither thread fails."""
     batch = batch_of(0)

@@ -54,7 +54,11 @@ def test_a_failure_of_the_host_is_tried_again(store: Store, log: pathlib.Path, m
     assert len(streams(store)) == 10 and store.select("SELECT count() FROM stream_revs") == [(10,)] and not pending(log)
 
 
-@pytest.mark.parametrize(("error", "times"), [(MemoryError(), 3), (KeyError("of another version"), 1)], ids=["memory", "fault"])
+@pytest.mark.parametrize(
+    ("error", "times"),
+    [(MemoryError(), 3), (KeyError("of another version"), 1), (ConversionEnded("two minutes", is_late=True), 1)],
+    ids=["memory", "fault", "late"],
+)
 def test_a_failure_that_stays_keeps_no_process_from_its_start(
     store: Store, log: pathlib.Path, monkeypatch: pytest.MonkeyPatch, error: Exception, times: int
 ) -> None:
