@@ -15,7 +15,7 @@ from legato_ingest.storage.process_memory import anonymous_bytes
 __all__ = ["FreeMemory", "trim_heap"]
 
 # To give memory back takes up to 0.1 s, in which other threads may wait for memory: only after the process has grown by so much.
-_GROWN_BYTES = 64 * 2**20
+_GROWN_BYTES = 128 * 2**20
 # While it has so much more than at its least, it is tried again after so many steps, and after twice as many each time it gave little.
 _AGAIN_STEPS, _AGAIN_STEPS_MAX, _LITTLE_BYTES = 12, 720, 16 * 2**20
 

@@ -17,9 +17,9 @@ def test_memory_is_given_back_once_for_each_growth() -> None:
     """Memory in use is not asked for again and again; what is free later is the base of the next growth."""
     now, given = [100 * MB], list[int]()
     memory = FreeMemory(lambda: now[0], lambda: given.append(now[0] // MB))
-    for now[0] in (150 * MB, 170 * MB, 170 * MB, 230 * MB, 110 * MB, 170 * MB, 175 * MB):
+    for now[0] in (150 * MB, 230 * MB, 230 * MB, 350 * MB, 110 * MB, 235 * MB, 240 * MB):
         memory.step()
-    assert given == [170, 175]
+    assert given == [230, 240]
 
 
 def test_what_was_in_use_is_given_back_later() -> None:
