@@ -55,7 +55,7 @@ class ConversionProcesses:
     def rows(self, body: Body, on_fault: OnFault) -> Iterator[Batch]:
         """Yield the rows of a body like ``BodyConverter.rows``, and raise what it raises.
 
-        Raises ``ConversionEnded`` if the process ends within the body, and ``StoreUnavailable`` if none can be started.
+        Raises ``ConversionEnded`` if the process ends within the body, and ``StoreUnavailable`` if none can be started or after ``close``.
         """
         process, part = self._begun(body)
         try:
@@ -76,7 +76,7 @@ class ConversionProcesses:
             self._give_back(process)
 
     def close(self) -> None:
-        """End all processes. A body that is being converted fails with ``ConversionEnded``."""
+        """End all processes. A body that is being converted fails with ``StoreUnavailable``."""
         with self._lock:
             self._is_closed = True
             for process in list(self._idle):

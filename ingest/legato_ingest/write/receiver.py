@@ -186,11 +186,9 @@ class Receiver:
 
     def _converted(self, body: Body, bytes_max: int | None) -> Iterator[Batch] | None:
         """Return the rows of a body if its labels are accepted; ``None`` if it has more than ``bytes_max`` after decompression."""
-        if not self._checks_cardinality:
-            return self._rows(body, bytes_max)
         batches = self._rows(body, bytes_max)
-        if batches is None:
-            return None
+        if batches is None or not self._checks_cardinality:
+            return batches
         batch, labels, count = Batch(), set[int](), 0
         for batch in batches:
             labels.update(label_hashes(batch))

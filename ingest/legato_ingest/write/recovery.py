@@ -39,8 +39,7 @@ def recover(log: WriteAheadLog, committer: Committer, receiver: Receiver) -> int
             _queue(entry, committer, receiver, stuck)
         except Exception as error:
             # It was acknowledged, so it was once converted, perhaps by another version. The other requests matter more than its reason.
-            what = f"{type(error).__name__}: {error}"[:_REASON_MAX]
-            _log.error("a request in the write-ahead log of the store cannot be converted and is set aside: %s", what)
+            _log.error("a request in the write-ahead log of the store cannot be converted and is set aside: %s", _described(error))
             release(error)
             _set_aside(log, segment, payload, entry)
             if entry is not None:
@@ -54,7 +53,7 @@ def recover(log: WriteAheadLog, committer: Committer, receiver: Receiver) -> int
 
 
 def _queue(entry: Entry, committer: Committer, receiver: Receiver, stuck: set[bool]) -> None:
-    """Queue the rows of a request. ``stuck``: whether the lanes are of late rows that have no room in time; they are added.
+    """Queue the rows of a request. ``stuck`` holds the lanes that had no room in time: True for late rows. This function adds to it.
 
     A failure for a want of memory or processes is no fault of the request: it is tried again. Rows that are queued twice are duplicates.
     """
@@ -68,11 +67,15 @@ def _queue(entry: Entry, committer: Committer, receiver: Receiver, stuck: set[bo
         except (StoreUnavailable, ConversionEnded, MemoryError, OSError) as error:
             if trial == _TRIALS - 1 or (isinstance(error, ConversionEnded) and error.is_late):
                 raise
-            _log.warning("a request in the write-ahead log cannot be converted now: %s", f"{type(error).__name__}: {error}"[:_REASON_MAX])
+            _log.warning("a request in the write-ahead log cannot be converted now: %s", _described(error))
             release(error)
             time.sleep(_TRIAL_PAUSE_S)
         else:
             return
+
+
+def _described(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:_REASON_MAX]
 
 
 def _set_aside(log: WriteAheadLog, segment: int, payload: bytes, entry: Entry | None) -> None:
