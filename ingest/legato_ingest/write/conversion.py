@@ -2,7 +2,8 @@
 
 A body of some KB can be megabytes after decompression, and take seconds. So bodies wait in lanes by their decompressed size, each with
 separate threads, and a small body never waits for a large one. Tenants take turns. No timer delays a body while few arrive. Under a load,
-conversions begin a few hundredths of a second apart. The module answers no request.
+conversions begin a few hundredths of a second apart, unless a body of a tenant that did not cause the load waits. The module answers no
+request.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence, Set
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -35,11 +36,11 @@ _K = TypeVar("_K")
 _BETWEEN = 1
 # A body waits so long for its turn, and is refused then: its sender gives up soon, and the bodies that wait are in memory.
 _TURN_S = 10.0
-# Bodies that are converted together: so many, of at most so many bytes each.
-_BODIES_MAX, _SMALL_BYTES_MAX = 128, 64 * 1024
+# Bodies that are converted together: so many, of at most so many bytes each, and of about so many together (30 ms).
+_BODIES_MAX, _SMALL_BYTES_MAX, _GROUP_BYTES = 128, 64 * 1024, 512 * 1024
 # The lanes: the largest body after decompression (the last lane takes all that are accepted), and its share of the threads.
 _LANES = ((128 * 1024, 1), (LARGE_BYTES, 2), (None, 4))
-# After a conversion of so many bodies, the next one begins at the earliest so long after its begin.
+# After a conversion of so many bodies, the next one begins at the earliest so long after its begin, unless there was no room for more.
 _BUSY_BODIES, _APART_S = 4, 0.05
 
 
@@ -72,19 +73,28 @@ class _Turns:
         if not own:
             self._of_tenant.pop(waiting.body.tenant, None)
 
-    def take(self, most: int) -> list[_Waiting]:
-        """Remove and return so many bodies at most, those of one tenant in the order of their arrival."""
-        group: list[_Waiting] = []
+    def has_other(self, tenants: Set[str]) -> bool:
+        """Return whether a body of a tenant that is not one of these waits."""
+        return not self._of_tenant.keys() <= tenants
+
+    def take(self, most: int, bytes_max: int) -> list[_Waiting]:
+        """Remove and return so many bodies at most, those of one tenant in their order. The last one may exceed the bytes."""
+        group, size = list[_Waiting](), 0
         is_shared = len(self._of_tenant) > 1
         # What is left of a single tenant waits for the next group: its bodies would delay those of the others in this one.
-        while self._of_tenant and len(group) < most and not (is_shared and len(self._of_tenant) == 1):
+        while self._of_tenant and len(group) < most and size < bytes_max and not (is_shared and len(self._of_tenant) == 1):
             tenant, own = next(iter(self._of_tenant.items()))
             group.append(own.popleft())
+            size += len(group[-1].body.content)
             # The next turn of this tenant is after those of the others.
             del self._of_tenant[tenant]
             if own:
                 self._of_tenant[tenant] = own
         return group
+
+
+def _is_full(group: Sequence[_Waiting]) -> bool:
+    return len(group) >= _BODIES_MAX or sum(len(waiting.body.content) for waiting in group) >= _GROUP_BYTES
 
 
 def _is_small(body: Body) -> bool:
@@ -155,6 +165,9 @@ class Conversions:
         self._threads_of: dict[tuple[int, str], anyio.CapacityLimiter] = {}
         self._places_of: dict[str, anyio.CapacityLimiter] = {}
         self._waiting = _Turns()
+        # Tenants with bodies in the last conversion, while the next one is put off.
+        self._gathering: frozenset[str] = frozenset()
+        self._other_arrived = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def is_place_wanted(self, tenant: str) -> bool:
@@ -208,6 +221,8 @@ class Conversions:
     async def _with_others(self, body: Body) -> Batch | None:
         waiting = _Waiting(body, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
+        if self._gathering and self._waiting.has_other(self._gathering):
+            self._other_arrived.set()
         if self._task is None:
             self._task = asyncio.create_task(self._convert_waiting())
         try:
@@ -222,15 +237,28 @@ class Conversions:
         try:
             while len(self._waiting):
                 began_s = time.monotonic()
-                group = self._waiting.take(_BODIES_MAX)
+                group = self._waiting.take(_BODIES_MAX, _GROUP_BYTES)
                 for waiting, batch in zip(group, await self._converted(group), strict=True):
                     # The request of a sender that has disconnected is cancelled.
                     if not waiting.batch.done():
                         waiting.batch.set_result(batch)
-                if len(group) >= _BUSY_BODIES:
-                    await asyncio.sleep(max(0.0, began_s + _APART_S - time.monotonic()))
+                if len(group) >= _BUSY_BODIES and not _is_full(group):
+                    await self._gather(group, began_s + _APART_S - time.monotonic())
         finally:
             self._task = None
+
+    async def _gather(self, before: Sequence[_Waiting], seconds: float) -> None:
+        """Wait so long for further bodies of the tenants of the last conversion, or until a body of another tenant waits."""
+        self._gathering = frozenset(waiting.body.tenant for waiting in before)
+        self._other_arrived.clear()
+        try:
+            if not self._waiting.has_other(self._gathering):
+                async with asyncio.timeout(seconds):
+                    await self._other_arrived.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._gathering = frozenset()
 
     async def _converted(self, group: Sequence[_Waiting]) -> Sequence[Batch | None]:
         if len(group) == 1:

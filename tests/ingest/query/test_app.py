@@ -277,12 +277,19 @@ def test_queries_are_bounded() -> None:
 
 def test_a_query_that_waited_too_long_is_not_run() -> None:
     """Its client has probably left; the next ones have their turn sooner."""
-    store = Slow()
-    with served(read_app(load(queries_max=1, query_seconds_max=1), store, Metrics())) as url, ThreadPoolExecutor(2) as senders:
+    store, arrived = Slow(), threading.Semaphore(0)
+
+    def begin(stale_max_s: float) -> Callable[[], None]:
+        arrived.release()
+        return lambda: None
+
+    settings, metrics = load(queries_max=1, query_seconds_max=1), Metrics()
+    with served(create_app(settings, Reads(settings, store, metrics, begin), metrics)) as url, ThreadPoolExecutor(2) as senders:
         first = senders.submit(httpx.get, url, params={"query": "SELECT 1"}, timeout=20)
-        assert store.asked.acquire(timeout=10)
+        assert store.asked.acquire(timeout=10) and arrived.acquire(timeout=10)
         second = senders.submit(httpx.get, url, params={"query": "SELECT 1"}, timeout=20)
-        time.sleep(1.3)
+        assert arrived.acquire(timeout=10)
+        time.sleep(1.1)
         store.go.set()
         assert (first.result(20).status_code, second.result(20).status_code) == (200, 503)
         assert second.result().headers["retry-after"] == "2" and "waited for 1 s" in second.result().text

@@ -22,6 +22,7 @@ from helpers.dashboards.tables import rejected, streams
 from helpers.platform.examples import examples
 from helpers.servers.otlp import PROTOBUF, Endpoint, StubCommitter, accepted, endpoint_over, refused, spans_body
 from helpers.servers.serving import served
+from helpers.servers.waiting import until
 from legato_ingest.errors import Overloaded, StoreUnavailable
 from legato_ingest.metrics import Metrics
 from legato_ingest.settings import load
@@ -114,7 +115,8 @@ def test_bodies_in_flight_are_limited() -> None:
         held = [socket.create_connection(endpoint.address, timeout=10) for _ in range(2)]
         for connection in held:
             connection.sendall(endpoint.head(len(content)) + content[:-1])
-        time.sleep(0.3)
+        # A short body is refused as malformed until the bytes of the others have arrived.
+        until(lambda: endpoint.post(b"\xff" * 3).status_code == 429)
         for reply in pool.map(lambda _: endpoint.post(content), range(4)):
             refused(reply, 429, 8)
         wait.set()

@@ -17,6 +17,7 @@ from helpers.builders.points import gauge, histogram, metrics_request, total
 from helpers.dashboards.tables import rejected
 from helpers.platform.examples import examples
 from helpers.servers.otlp import METRICS, PROTOBUF, Endpoint, StubCommitter, endpoint_over, refused
+from helpers.servers.waiting import until
 from legato_ingest.errors import Overloaded, StoreUnavailable
 from legato_ingest.metrics import Metrics
 from legato_ingest.storage import Store
@@ -92,7 +93,7 @@ def test_both_signals_share_one_limit_of_bodies_in_flight() -> None:
         socket.create_connection(endpoint.address, timeout=10) as connection,
     ):
         connection.sendall(endpoint.head(1000) + bytes(999))
-        time.sleep(0.3)
+        until(lambda: endpoint.post(content, path=METRICS).status_code == 429)
         refused(endpoint.post(content, path=METRICS), 429, 8)
 
 

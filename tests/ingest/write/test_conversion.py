@@ -282,6 +282,53 @@ def test_under_a_load_conversions_are_apart() -> None:
     assert len(began) == 3 and began[-1] - began_s > 0.059
 
 
+@pytest.mark.parametrize("is_late", [False, True], ids=["waits already", "arrives meanwhile"])
+def test_a_tenant_waits_for_no_load_of_another(monkeypatch: pytest.MonkeyPatch, is_late: bool) -> None:
+    """Its body ends the time in which bodies of the others gather."""
+    monkeypatch.setattr("legato_ingest.write.conversion._APART_S", 30.0)
+    made, under_way = Converters(), threading.Event()
+
+    def several(bodies: Sequence[Body]) -> list[Batch | None]:
+        under_way.set()
+        assert made.gate.wait(10)
+        return made.several(bodies)
+
+    async def main() -> None:
+        conversions = Conversions(made.one, several, 4)
+        greedy = [asyncio.create_task(batch_of(conversions, of_tenant("greedy"))) for _ in range(6)]
+        await asyncio.to_thread(under_way.wait, 10)
+        if is_late:
+            made.gate.set()
+            await asyncio.gather(*greedy)
+        other = asyncio.create_task(batch_of(conversions, of_tenant("other")))
+        await asyncio.sleep(0.05)
+        made.gate.set()
+        await asyncio.wait_for(asyncio.gather(other, *greedy), 10)
+        later = [asyncio.create_task(batch_of(conversions, of_tenant("other"))) for _ in range(6)]
+        await asyncio.wait_for(asyncio.gather(*later), 10)
+        alone = asyncio.create_task(batch_of(conversions, of_tenant("other")))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(alone, 0.2)
+        await asyncio.wait_for(batch_of(conversions, of_tenant("greedy")), 10)
+
+    asyncio.run(main())
+
+
+def test_a_group_of_bodies_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred bodies of 60 KB, which take 0.4 s together, are converted in several groups, with no pause between them."""
+    monkeypatch.setattr("legato_ingest.write.conversion._APART_S", 30.0)
+    made = Converters()
+    made.gate.set()
+
+    async def main() -> None:
+        conversions = Conversions(made.one, made.several, 4)
+        await asyncio.wait_for(asyncio.gather(*(batch_of(conversions, of_tenant("", size=60_000)) for _ in range(100))), 20)
+
+    asyncio.run(main())
+    sizes = [sum(len(body.content) for body in group) for group in made.together]
+    assert len(sizes) >= 10 and max(sizes) < 512 * 1024 + 64 * 1024
+
+
 def test_a_small_body_waits_for_no_large_one() -> None:
     """Bodies that are small as they arrive and megabytes after decompression leave threads to those that stay small."""
     gate, converted = threading.Event(), list[int]()
