@@ -40,6 +40,8 @@ _TURN_S = 10.0
 _BODIES_MAX, _SMALL_BYTES_MAX, _GROUP_BYTES = 128, 64 * 1024, 512 * 1024
 # The lanes: the largest body after decompression (the last lane takes all that are accepted), and its share of the threads.
 _LANES = ((128 * 1024, 1), (LARGE_BYTES, 2), (None, 4))
+# A tenant has one thread of a lane for so long after a body of another tenant.
+_OTHERS_S = 10.0
 # After a conversion of so many bodies, the next one begins at the earliest so long after its begin, unless there was no room for more.
 _BUSY_BODIES, _APART_S = 4, 0.05
 
@@ -93,6 +95,21 @@ class _Turns:
         return group
 
 
+class _Neighbours:
+    """The tenants of the bodies that arrive, as far as one asks whether a tenant sends alone."""
+
+    def __init__(self) -> None:
+        # The tenant of the last body, its time, and that of the last body of another tenant.
+        self._tenant, self._at_s, self._other_at_s = "", float("-inf"), float("-inf")
+
+    def has_others(self, tenant: str, now_s: float) -> bool:
+        """Take note of a body, and return whether one of another tenant arrived within ``_OTHERS_S``."""
+        if tenant != self._tenant:
+            self._tenant, self._other_at_s = tenant, self._at_s
+        self._at_s = now_s
+        return now_s - self._other_at_s < _OTHERS_S
+
+
 def _is_full(group: Sequence[_Waiting]) -> bool:
     return len(group) >= _BODIES_MAX or sum(len(waiting.body.content) for waiting in group) >= _GROUP_BYTES
 
@@ -121,8 +138,13 @@ async def _in_thread(limiter: anyio.CapacityLimiter, convert: Callable[..., _T],
 
 
 def _limiter_of(limiters: dict[_K, anyio.CapacityLimiter], key: _K, tenant: str, whole: anyio.CapacityLimiter) -> anyio.CapacityLimiter:
-    """Return the limiter of a tenant, which has one token less than that of all tenants: one is left for the others."""
-    return limiters.setdefault(key, anyio.CapacityLimiter(max(1, int(whole.total_tokens) - bool(tenant))))
+    """Return the limiter of a tenant."""
+    return limiters.setdefault(key, anyio.CapacityLimiter(_most_of(tenant, whole)))
+
+
+def _most_of(tenant: str, whole: anyio.CapacityLimiter) -> int:
+    """Return how many tokens a tenant may have: one less than all, which is left for the others, and all without tenants."""
+    return max(1, int(whole.total_tokens) - bool(tenant))
 
 
 async def _take_turn(stack: AsyncExitStack, *limiters: anyio.CapacityLimiter) -> None:
@@ -164,7 +186,7 @@ class Conversions:
         # The threads of a lane, and the places, that a tenant may have.
         self._threads_of: dict[tuple[int, str], anyio.CapacityLimiter] = {}
         self._places_of: dict[str, anyio.CapacityLimiter] = {}
-        self._waiting = _Turns()
+        self._waiting, self._neighbours = _Turns(), _Neighbours()
         # Tenants with bodies in the last conversion, while the next one is put off.
         self._gathering: frozenset[str] = frozenset()
         self._other_arrived = asyncio.Event()
@@ -180,6 +202,7 @@ class Conversions:
 
         Raises ``Overloaded`` if too many bodies wait, and what the conversion raises.
         """
+        has_others = self._neighbours.has_others(body.tenant, time.monotonic())
         if _is_small(body) and (batch := await self._with_others(body)) is not None:
             yield batch
             return
@@ -189,27 +212,31 @@ class Conversions:
             async with AsyncExitStack() as places:
                 if bytes_max is None:
                     await _take_turn(places, _limiter_of(self._places_of, body.tenant, body.tenant, self._places), self._places)
-                batches = await self._converted_in(lane, body.tenant, self._begun, body, bytes_max)
+                # Threads of one tenant take turns at Python's interpreter, and each of them is one more before those of the others.
+                own = _limiter_of(self._threads_of, (lane, body.tenant), body.tenant, self._threads[lane])
+                own.total_tokens = 1 if has_others else _most_of(body.tenant, self._threads[lane])
+                batches = await self._converted_in(lane, own, self._begun, body, bytes_max)
                 if batches is None:
                     continue
                 first, others = batches
                 yield first
-                while others is not None and (batch := await self._converted_in(lane, body.tenant, next, others, None)):
+                while others is not None and (batch := await self._converted_in(lane, own, next, others, None)):
                     yield batch
                 return
         raise AssertionError("the last lane takes every body")
 
-    async def _converted_in(self, lane: int, tenant: str, convert: Callable[..., _T], *arguments: Any) -> _T:
-        """Return the result of a conversion in a thread of a lane. Large bodies of a tenant take turns between two batches."""
-        threads = self._threads[lane]
-        own = _limiter_of(self._threads_of, (lane, tenant), tenant, threads)
+    async def _converted_in(self, lane: int, own: anyio.CapacityLimiter, convert: Callable[..., _T], *arguments: Any) -> _T:
+        """Return the result of a conversion in a thread of a lane. Large bodies of a tenant take turns between two batches.
+
+        ``own``: limits the threads of the tenant.
+        """
         async with AsyncExitStack() as turn:
             if self._lanes[lane][0] is None:
                 # A body of the last lane has a place, and perhaps stored rows: its wait is short and ends in no refusal.
                 await turn.enter_async_context(own)
             else:
                 await _take_turn(turn, own)
-            return await _in_thread(threads, convert, *arguments)
+            return await _in_thread(self._threads[lane], convert, *arguments)
 
     def _begun(self, body: Body, bytes_max: int | None) -> tuple[Batch, Iterator[Batch] | None] | None:
         """Return the first batch of a body, and the others for a body of the last lane."""

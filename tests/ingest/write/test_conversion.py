@@ -230,6 +230,33 @@ def test_a_tenant_never_has_all_threads_of_a_lane() -> None:
     assert len(running) == 10
 
 
+def test_beside_another_tenant_a_tenant_has_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the other has sent nothing for a while."""
+    monkeypatch.setattr("legato_ingest.write.conversion._OTHERS_S", 0.3)
+    gate, running = threading.Event(), list[str]()
+
+    def alone(body: Body, bytes_max: int | None) -> Iterator[Batch] | None:
+        running.append(body.tenant)
+        assert body.tenant == "other" or gate.wait(10)
+        return iter([Batch()])
+
+    async def main() -> list[int]:
+        conversions, counts = Conversions(alone, lambda bodies: [None for _ in bodies], 4), list[int]()
+        for pause_s in (0.0, 0.4):
+            await batch_of(conversions, of_tenant("other", size=70_000))
+            await asyncio.sleep(pause_s)
+            running.clear()
+            gate.clear()
+            greedy = [asyncio.create_task(batch_of(conversions, of_tenant("greedy", size=70_000))) for _ in range(9)]
+            await asyncio.sleep(0.1)
+            counts.append(len(running))
+            gate.set()
+            await asyncio.gather(*greedy)
+        return counts
+
+    assert asyncio.run(main()) == [1, 3]
+
+
 def test_a_body_that_waits_too_long_for_its_turn_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that wait are in memory, and their senders may have left: 200 bodies of 300 KB would be converted for 45 minutes."""
     monkeypatch.setattr("legato_ingest.write.conversion._TURN_S", 0.1)
