@@ -56,12 +56,22 @@ def scope() -> dict[str, str]:
     return {"legato.emitter": f"legato-python/{__version__}", "legato.stream.clock": clock_id()}
 
 
+# The application's provider and Legato's tracer of it. A provider makes a new tracer at each request, which takes as long as a span.
+_of_application: tuple[trace.TracerProvider, trace.Tracer] | None = None
+
+
 def tracer() -> trace.Tracer:
     """Return Legato's tracer of the provider to which streams go now (`_route`)."""
+    global _of_application
     if settings().disabled:
         return trace.NoOpTracer()
     mine = own_for_stream()
-    return mine.tracer if mine is not None else trace.get_tracer("legato", __version__, attributes=scope())
+    if mine is not None:
+        return mine.tracer
+    provider, known = trace.get_tracer_provider(), _of_application
+    if known is None or known[0] is not provider:
+        known = _of_application = provider, provider.get_tracer("legato", __version__, attributes=scope())
+    return known[1]
 
 
 def start_span(origin: Origin, start_ns: int, context: Any = None) -> trace.Span:

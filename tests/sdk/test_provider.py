@@ -11,8 +11,11 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from opentelemetry import trace
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTracePartialSuccess, ExportTraceServiceResponse
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 
+import legato
 from helpers.servers.receiver import ReceivedStream, receiver
 
 APPLICATION = pathlib.Path(__file__).parent / "provider_application.py"
@@ -78,6 +81,28 @@ def test_without_configure_the_applications_provider_is_used() -> None:
     assert {stream.service for stream in streams} == {"application"}
     assert printed["flushed_before"] == [False, True, True] and printed["flushed"] == [True, True]
     assert [log.count(text) for text in ("sent nowhere", "does not sample", "called again")] == [1, 1, 1], log
+
+
+class Counted(TracerProvider):
+    """Counts the tracers that it made."""
+
+    tracers = 0
+
+    def get_tracer(self, *given: Any, **more: Any) -> trace.Tracer:
+        """Return a new tracer."""
+        self.tracers += 1
+        return super().get_tracer(*given, **more)
+
+
+def test_a_provider_makes_one_tracer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams of the application's provider share it; those of another provider that is set later have another."""
+    providers = [Counted(), Counted()]
+    for provider in [*providers, providers[0]]:
+        monkeypatch.setattr(trace, "get_tracer_provider", lambda provider=provider: provider)
+        for _ in range(3):
+            with legato.stream(model="m", provider="p") as stream:
+                assert isinstance(stream.span, ReadableSpan) and stream.span.resource is provider.resource
+    assert [provider.tracers for provider in providers] == [2, 1]
 
 
 @pytest.mark.parametrize(("variable", "lines"), [("OTEL_SDK_DISABLED", 1), ("LEGATO_DISABLED", 0)])
