@@ -32,6 +32,7 @@ REFERENCE = ROOT / "docs" / "reference.md"
 TESTED_BY = {
     "ingest/legato_ingest/storage/part_list.py": "tests/ingest/storage/test_part_scrub.py",
     "ingest/legato_ingest/storage/process_store.py": "tests/ingest/storage/test_store_process.py",
+    "ingest/legato_ingest/storage/wal_records.py": "tests/ingest/storage/test_wal.py",
     "ingest/legato_ingest/storage/store_process_main.py": "tests/ingest/storage/test_store_process.py",
     "ingest/legato_ingest/trace_export/stalled_streams.py": "tests/ingest/trace_export/test_worker.py",
     "ingest/legato_ingest/write/log_writer.py": "tests/ingest/write/test_committer_log.py",

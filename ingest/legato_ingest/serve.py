@@ -193,6 +193,8 @@ def _serve_store(settings: Settings, metrics: Metrics, store: Store, listeners: 
     receiver = Receiver(settings, committer, metrics, conversions.rows)
     if log is not None:
         recover(log, committer, receiver)
+        if log.damaged:
+            metrics.errors.labels("recovery", "Damaged").inc(log.damaged)
     # A separate handle: a health check waits for no insert, and no insert for a health check.
     probe = store.clone()
     unread = Shares(REPLY_BYTES_MAX)

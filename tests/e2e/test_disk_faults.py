@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -111,6 +112,24 @@ def test_a_part_that_cannot_be_read_at_the_start_is_named(tmp_path: pathlib.Path
         os.kill(int(pid), signal.SIGTERM)
         assert tracer.stdout is not None and f"{part.name} of table stream_revs is lost" in tracer.stdout.read()
     assert [each.name for each in (part.parent / "detached").iterdir()] == [f"broken-on-start_{part.name}"]
+
+
+def test_a_damaged_place_of_the_log_costs_its_request_alone(tmp_path: pathlib.Path) -> None:
+    """After a kill: those before and behind it are inserted, the log names the place, and the metric counts it."""
+    store = tmp_path / "store"
+    with serve_process(store) as served:
+        assert (post(served, 8), shown(served)) == (200, chunks(8))
+        assert [post(served, streams) for streams in (1, 2, 4)] == [200] * 3
+        served.process.kill()
+        served.process.wait()
+    (path,) = (each for each in (store / "legato_wal").glob("?.wal") if each.stat().st_size)
+    content = bytearray(path.read_bytes())
+    _, place, _ = (found.start() for found in re.finditer(b"LGW2", content))
+    content[place : place + 20] = bytes(20)
+    path.write_bytes(content)
+    with serve_process(store) as served:
+        assert shown(served) == chunks(8 + 1 + 4)
+        assert metric(served, 'legato_errors_total{stage="recovery",type="Damaged"}') == 1
 
 
 @pytest.mark.parametrize("why", ["File exists", *(["Read-only file system"] if can_mount() else [])])

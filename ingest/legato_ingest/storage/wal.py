@@ -11,35 +11,24 @@ import contextlib
 import logging
 import os
 import pathlib
-import struct
+import secrets
 import threading
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from legato_ingest.errors import LegatoError, StoreUnavailable
+from legato_ingest.storage.wal_records import KEY_BYTES, Payload, Record, bytes_of, framed, records_in
 
 __all__ = ["ASIDE", "Payload", "WriteAheadLog", "bytes_of", "expect_all_stored", "folder_of"]
 
 _log = logging.getLogger("legato")
 # The number of the file with payloads that could not be inserted, after the two segments.
 ASIDE = 2
-_NAMES = ("0.wal", "1.wal", "aside.wal")
+_NAMES, _KEY_NAME = ("0.wal", "1.wal", "aside.wal"), "key"
 _ASIDE_BYTES_MAX = 256 * 2**20
-_MAGIC = b"LGW1"
 # No record, and as large as most requests: a full disk has room for a byte.
 _PROBE = bytes(65_536)
-# A larger payload is written alone.
-_COPIED_BYTES_MAX = 2**20
-# Magic, CRC-32 of the payload, length of the payload.
-_HEAD = struct.Struct("<4sIQ")
-Payload = bytes | tuple[bytes, ...]
-"""What is appended, in one piece or in several: to join a large one would copy it, and no other thread would run meanwhile."""
-
-
-def bytes_of(payload: Payload) -> int:
-    """Return the size of a payload."""
-    return sum(map(len, _pieces(payload)))
 
 
 def folder_of(store: pathlib.Path) -> pathlib.Path:
@@ -74,6 +63,9 @@ class WriteAheadLog:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._lock = threading.Lock()
         self._segments = [_opened(folder / name) for name in _NAMES]
+        self._key = _key_of(folder / _KEY_NAME)
+        self.damaged = 0
+        """The parts of the files that ``pending`` could not read: each was one or several requests."""
         self._current = 0
         self._rejects = False
         _sync_folder(folder)
@@ -81,35 +73,42 @@ class WriteAheadLog:
     def pending(self) -> Iterator[tuple[int, bytes]]:
         """Yield each payload that may not be stored, with its segment, once after the log was opened. Each is to be given to ``stored``.
 
-        Behind the last record there may be a part of one that was cut off by a crash; its request was not acknowledged.
+        Behind the last record there may be a part of one that was cut off by a crash; its request was not acknowledged. What is damaged
+        is logged and counted, and costs no other record.
         """
         # All are counted before the first is stored or set aside: a segment is emptied with its last, and appended to behind it.
         found = [self._counted(segment) for segment in self._segments]
         for number, (segment, records) in enumerate(zip(self._segments, found, strict=True)):
-            for at, size, checksum in records:
-                payload = os.pread(segment.file, size, at)
-                if zlib.crc32(payload) == checksum:
+            for record in records:
+                payload = os.pread(segment.file, record.size, record.at)
+                if zlib.crc32(payload) == record.checksum:
                     yield number, payload
                 else:
-                    _log.error("%s: the record of %d bytes at byte %d is damaged: its request is lost", segment.path, size, at)
+                    place = f"the record of {record.size} bytes at byte {record.at}"
+                    _log.error("%s: %s is damaged: its request is lost", segment.path, place)
+                    self.damaged += 1
                     self.stored(number, 1)
 
-    def _counted(self, segment: _Segment) -> list[tuple[int, int, int]]:
-        """Take note of the records of a segment, and return the place, length and checksum of each payload."""
-        records, end = _records(segment.path)
+    def _counted(self, segment: _Segment) -> list[Record]:
+        """Take note of the records of a segment, and return them."""
+        with segment.path.open("rb") as file:
+            records = records_in(file, self._key)
+        for first, last in records.damaged:
+            _log.error("%s: the bytes %d to %d are damaged: the requests that were in them are lost", segment.path, first, last)
+        self.damaged += len(records.damaged)
         found = segment.path.stat().st_size
-        if found > end:
-            _log.warning("%s: %d bytes behind the last record are dropped", segment.path, found - end)
-            os.ftruncate(segment.file, end)
+        if found > records.end:
+            _log.warning("%s: %d bytes behind the last record are dropped", segment.path, found - records.end)
+            os.ftruncate(segment.file, records.end)
         with self._lock:
-            segment.size, segment.open = end, len(records)
-        return records
+            segment.size, segment.open = records.end, len(records.found)
+        return records.found
 
     def append(self, payloads: Sequence[Payload]) -> int:
         """Append the payloads, wait until they are on disk, and return their segment. Raises ``StoreUnavailable``: then none counts."""
         with self._lock:
             segment = self._segments[self._current]
-            segment.size = self._write(segment, _recorded(payloads))
+            segment.size = self._write(segment, framed(payloads, segment.size, self._key))
             segment.open += len(payloads)
             return self._current
 
@@ -145,7 +144,7 @@ class WriteAheadLog:
         with self._lock:
             if aside.size + bytes_of(payload) > _ASIDE_BYTES_MAX:
                 raise StoreUnavailable(f"{aside.path} is full: {aside.size} bytes, at most {_ASIDE_BYTES_MAX}")
-            aside.size = self._write(aside, _recorded([payload]))
+            aside.size = self._write(aside, framed([payload], aside.size, self._key))
             aside.open += 1
         self.stored(segment, 1)
 
@@ -180,6 +179,24 @@ def _opened(path: pathlib.Path) -> _Segment:
     return _Segment(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
 
 
+def _key_of(path: pathlib.Path) -> bytes:
+    """Return the key of the log's seals, which is made with the log. Without it, records are read up to the first that is damaged."""
+    with contextlib.suppress(OSError):
+        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
+            if len(key := file.read(KEY_BYTES + 1)) == KEY_BYTES:
+                return key
+    key = secrets.token_bytes(KEY_BYTES)
+    try:
+        path.unlink(missing_ok=True)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+            file.write(key)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        _log.warning("the key of the write-ahead log, %s, cannot be written: %s", path, error.strerror)
+    return key
+
+
 def _empty_if_stored(segment: _Segment) -> None:
     """Empty a segment without open payloads. A disk that refuses this is asked again later."""
     if segment.open or not segment.size:
@@ -206,47 +223,3 @@ def _sync_folder(folder: pathlib.Path) -> None:
         os.fsync(file)
     finally:
         os.close(file)
-
-
-def _pieces(payload: Payload) -> tuple[bytes, ...]:
-    return payload if isinstance(payload, tuple) else (payload,)
-
-
-def _recorded(payloads: Sequence[Payload]) -> Iterator[bytes]:
-    """Yield the records of payloads in parts. A large piece of a payload is a part, so that it is not copied."""
-    parts = list[bytes]()
-    for payload in payloads:
-        checksum = 0
-        for piece in _pieces(payload):
-            checksum = zlib.crc32(piece, checksum)
-        parts.append(_HEAD.pack(_MAGIC, checksum, bytes_of(payload)))
-        for piece in _pieces(payload):
-            if len(piece) > _COPIED_BYTES_MAX:
-                yield b"".join(parts)
-                parts = []
-                yield piece
-            else:
-                parts.append(piece)
-    yield b"".join(parts)
-
-
-def _records(path: pathlib.Path) -> tuple[list[tuple[int, int, int]], int]:
-    """Return the place of the payload, its length and its checksum for each complete record of a file, and the end of the last one."""
-    records = list[tuple[int, int, int]]()
-    end, found = 0, path.stat().st_size
-    with path.open("rb") as file:
-        while len(head := file.read(_HEAD.size)) == _HEAD.size:
-            magic, checksum, size = _HEAD.unpack(head)
-            at = end + _HEAD.size
-            if magic != _MAGIC or size > found - at:
-                break
-            records.append((at, size, checksum))
-            end = file.seek(at + size)
-        if records and end == found:
-            # The last record of a file may have its full length and never have been complete on the disk.
-            at, size, checksum = records[-1]
-            file.seek(at)
-            if zlib.crc32(file.read(size)) != checksum:
-                records.pop()
-                end = at - _HEAD.size
-    return records, end

@@ -7,7 +7,9 @@ import logging
 import os
 import pathlib
 import random
+import struct
 import tempfile
+import zlib
 from collections import Counter
 
 import pytest
@@ -18,8 +20,8 @@ from legato_ingest.errors import LegatoError, StoreUnavailable
 from legato_ingest.storage import wal
 from legato_ingest.storage.wal import ASIDE, WriteAheadLog, expect_all_stored, folder_of
 
-PAYLOADS = [b"first", b"", b"x" * 70_000, b"LGW1" * 3]
-HEAD_BYTES = 16
+PAYLOADS = [b"first", b"", b"x" * 70_000, b"LGW2" * 3]
+HEAD_BYTES = 24
 
 
 def reopened(folder: pathlib.Path) -> list[tuple[int, bytes]]:
@@ -33,7 +35,7 @@ def reopened(folder: pathlib.Path) -> list[tuple[int, bytes]]:
 
 def sizes(folder: pathlib.Path) -> list[int]:
     """Return the sizes of the files."""
-    return [path.stat().st_size for path in sorted(folder.iterdir())]
+    return [path.stat().st_size for path in sorted(folder.glob("*.wal"))]
 
 
 def test_what_is_not_stored_is_pending(tmp_path: pathlib.Path) -> None:
@@ -130,7 +132,69 @@ def test_a_damaged_record_costs_no_other(tmp_path: pathlib.Path, caplog: pytest.
     (tmp_path / "0.wal").write_bytes(content)
     with caplog.at_level(logging.ERROR, "legato"):
         assert reopened(tmp_path) == [(0, b"a" * 100), (0, b"c" * 100)]
-    assert "100 bytes at byte 132 is damaged" in caplog.text
+    assert "100 bytes at byte 148 is damaged" in caplog.text
+
+
+def rewritten(folder: pathlib.Path, content: bytes) -> list[bytes]:
+    """Return the payloads that are pending after the first segment got other contents."""
+    (folder / "0.wal").write_bytes(content)
+    return [payload for _, payload in reopened(folder)]
+
+
+def test_a_damaged_head_costs_no_other_record(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Whichever bit of it is flipped, and also if a whole sector cannot be read; the log names the place, and appends go on behind."""
+    log = WriteAheadLog(tmp_path)
+    log.append([b"a" * 100])
+    first = (tmp_path / "0.wal").stat().st_size
+    log.append([b"b" * 600, b"c" * 2_000_000, b"d"])
+    log.close()
+    content = (tmp_path / "0.wal").read_bytes()
+    for bit in range(8 * HEAD_BYTES):
+        damaged = bytearray(content)
+        damaged[first + bit // 8] ^= 1 << bit % 8
+        found = rewritten(tmp_path, bytes(damaged))
+        assert found[0] == b"a" * 100 and found[-2:] == [b"c" * 2_000_000, b"d"] and len(found) <= 4, bit
+    caplog.clear()
+    assert rewritten(tmp_path, content[:first] + bytes(512) + content[first + 512 :]) == [b"a" * 100, b"c" * 2_000_000, b"d"]
+    assert f"0.wal: the bytes {first} to {first + HEAD_BYTES + 600} are damaged" in caplog.text
+    log = WriteAheadLog(tmp_path)
+    assert len(list(log.pending())) == 3 and log.damaged == 1
+    log.append([b"e"])
+    assert reopened(tmp_path)[-1] == (0, b"e")
+    log.stored(0, 4)
+    assert sizes(tmp_path) == [0, 0, 0]
+    log.close()
+
+
+def test_a_payload_passes_off_no_part_of_itself_as_a_record(tmp_path: pathlib.Path) -> None:
+    """It would be the request of another tenant: behind a damaged head, only the seal of this log and this place counts."""
+    outside, inside = tmp_path / "outside", tmp_path / "inside"
+    log = WriteAheadLog(outside)
+    log.append([b"forged"])
+    log.close()
+    forged = (outside / "0.wal").read_bytes()
+    log = WriteAheadLog(inside)
+    log.append([b"own"])
+    own = (inside / "0.wal").read_bytes()
+    unsealed = struct.pack("<4sIQ", b"LGW1", zlib.crc32(b"forged"), 6) + b"forged"
+    log.append([b"x" * 100 + forged + own + unsealed + b"y" * 100, b"last"])
+    log.close()
+    content = (inside / "0.wal").read_bytes()
+    for size in (HEAD_BYTES, HEAD_BYTES + 100, HEAD_BYTES + 100 + len(forged) + len(own)):
+        damaged = content[: len(own)] + bytes(size) + content[len(own) + size :]
+        assert rewritten(inside, damaged) == [b"own", b"last"]
+
+
+def test_a_log_of_an_earlier_version_is_read(tmp_path: pathlib.Path) -> None:
+    """Its heads have no seals, and it has no key. A log that has lost its key is read, too."""
+    before = b"".join(struct.pack("<4sIQ", b"LGW1", zlib.crc32(each), len(each)) + each for each in PAYLOADS)
+    tmp_path.joinpath("0.wal").write_bytes(before)
+    log = WriteAheadLog(tmp_path)
+    assert [payload for _, payload in log.pending()] == PAYLOADS
+    log.append([b"new"])
+    log.close()
+    (tmp_path / "key").write_bytes(b"short")
+    assert [payload for _, payload in reopened(tmp_path)] == [*PAYLOADS, b"new"]
 
 
 @given(st.integers(0, 2**32))
@@ -272,7 +336,7 @@ def test_what_is_set_aside_at_the_start_replaces_nothing(tmp_path: pathlib.Path)
 def test_the_files_are_of_this_user_alone(tmp_path: pathlib.Path) -> None:
     """They hold what senders sent. A link in their place is refused."""
     WriteAheadLog(tmp_path / "store" / "wal").close()
-    assert [oct(path.stat().st_mode & 0o777) for path in sorted((tmp_path / "store" / "wal").iterdir())] == ["0o600"] * 3
+    assert [oct(path.stat().st_mode & 0o777) for path in sorted((tmp_path / "store" / "wal").iterdir())] == ["0o600"] * 4
     (tmp_path / "0.wal").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match="symbolic"):
         WriteAheadLog(tmp_path)

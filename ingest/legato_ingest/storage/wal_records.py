@@ -1,0 +1,141 @@
+"""The records of the write-ahead log: how payloads are framed in a file, and what is found in a file that a crash or a bad disk left.
+
+A head has a seal that only the owner of the log's key can make for this place of the file. So the records behind a damaged head are found
+again by their own heads, and no payload can pass off a part of itself as a record. The module opens and cuts no file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import BinaryIO
+
+__all__ = ["KEY_BYTES", "Payload", "Record", "Records", "bytes_of", "framed", "records_in"]
+
+KEY_BYTES = 32
+Payload = bytes | tuple[bytes, ...]
+"""What is appended, in one piece or in several: to join a large one would copy it, and no other thread would run meanwhile."""
+
+_MAGIC, _MAGIC_UNSEALED = b"LGW2", b"LGW1"
+# Magic, CRC-32 of the payload, length of the payload; then the seal, except in the records of earlier versions.
+_HEAD, _SEAL_BYTES = struct.Struct("<4sIQ"), 8
+_SEALED = struct.Struct("<QIQ")
+# A larger piece of a payload is written alone.
+_COPIED_BYTES_MAX = 2**20
+_SEARCHED_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The place of a record in its file and that of its payload, the length of the payload in bytes, and its CRC-32."""
+
+    begin: int
+    at: int
+    size: int
+    checksum: int
+
+
+@dataclass(slots=True)
+class Records:
+    """What a file holds. ``end``: that of the last record. ``damaged``: the first and the last place of each part that cannot be read."""
+
+    found: list[Record] = field(default_factory=list)
+    end: int = 0
+    damaged: list[tuple[int, int]] = field(default_factory=list)
+
+
+def bytes_of(payload: Payload) -> int:
+    """Return the size of a payload."""
+    return sum(map(len, _pieces(payload)))
+
+
+def framed(payloads: Sequence[Payload], at: int, key: bytes) -> Iterator[bytes]:
+    """Yield the records of payloads that are written at a place of a file, in parts. A large piece is a part, so that it is not copied."""
+    parts = list[bytes]()
+    for payload in payloads:
+        checksum, size = 0, bytes_of(payload)
+        for piece in _pieces(payload):
+            checksum = zlib.crc32(piece, checksum)
+        parts += [_HEAD.pack(_MAGIC, checksum, size), _seal(key, at, checksum, size)]
+        at += _HEAD.size + _SEAL_BYTES + size
+        for piece in _pieces(payload):
+            if len(piece) > _COPIED_BYTES_MAX:
+                yield b"".join(parts)
+                parts = []
+                yield piece
+            else:
+                parts.append(piece)
+    yield b"".join(parts)
+
+
+def records_in(file: BinaryIO, key: bytes) -> Records:
+    """Return the records of a file. What is behind the last one is no damage: a crash cut it off, and its request was not acknowledged."""
+    records, size = Records(), os.fstat(file.fileno()).st_size
+    while True:
+        for record in _consecutive(file, records.end, size, key):
+            records.found.append(record)
+            records.end = record.at + record.size
+        following = _next_sealed(file, records.end, size, key)
+        if following is None:
+            break
+        records.damaged.append((records.end, following))
+        records.end = following
+    if records.found and records.end == size and not _is_intact(file, records.found[-1]):
+        # The last record of a file may have its full length and never have been complete on the disk.
+        records.end = records.found.pop().begin
+    return records
+
+
+def _is_intact(file: BinaryIO, record: Record) -> bool:
+    """Return whether the payload of a record is the one that was written."""
+    file.seek(record.at)
+    return zlib.crc32(file.read(record.size)) == record.checksum
+
+
+def _pieces(payload: Payload) -> tuple[bytes, ...]:
+    return payload if isinstance(payload, tuple) else (payload,)
+
+
+def _seal(key: bytes, at: int, checksum: int, size: int) -> bytes:
+    return hashlib.blake2b(_SEALED.pack(at, checksum, size), key=key, digest_size=_SEAL_BYTES).digest()
+
+
+def _consecutive(file: BinaryIO, at: int, end: int, key: bytes) -> Iterator[Record]:
+    """Yield the records from a place on, until one is damaged or cut off."""
+    while True:
+        file.seek(at)
+        head = file.read(_HEAD.size + _SEAL_BYTES)
+        if len(head) < _HEAD.size:
+            return
+        magic, checksum, size = _HEAD.unpack_from(head)
+        is_sealed = magic == _MAGIC
+        record = Record(at, at + _HEAD.size + is_sealed * _SEAL_BYTES, size, checksum)
+        if not (is_sealed or magic == _MAGIC_UNSEALED) or size > end - record.at:
+            return
+        # With the key of another time, the contents decide. Otherwise a damaged length would hide the records behind it.
+        if is_sealed and head[_HEAD.size :] != _seal(key, at, checksum, size) and not _is_intact(file, record):
+            return
+        yield record
+        at = record.at + size
+
+
+def _next_sealed(file: BinaryIO, after: int, end: int, key: bytes) -> int | None:
+    """Return the place of the next whole record with the right seal."""
+    overlap = _HEAD.size + _SEAL_BYTES - 1
+    for begin in range(after, end, _SEARCHED_BYTES):
+        file.seek(begin)
+        part = file.read(_SEARCHED_BYTES + overlap)
+        place = part.find(_MAGIC)
+        while 0 <= place < _SEARCHED_BYTES:
+            head = part[place : place + _HEAD.size + _SEAL_BYTES]
+            if len(head) == _HEAD.size + _SEAL_BYTES:
+                _, checksum, size = _HEAD.unpack_from(head)
+                is_whole = size <= end - begin - place - len(head)
+                if is_whole and head[_HEAD.size :] == _seal(key, begin + place, checksum, size):
+                    return begin + place
+            place = part.find(_MAGIC, place + 1)
+    return None
