@@ -192,9 +192,7 @@ def _serve_store(settings: Settings, metrics: Metrics, store: Store, listeners: 
     conversions = ConversionProcesses(BodyConverter.of(settings))
     receiver = Receiver(settings, committer, metrics, conversions.rows)
     if log is not None:
-        recover(log, committer, receiver)
-        if log.damaged:
-            metrics.errors.labels("recovery", "Damaged").inc(log.damaged)
+        recover(log, committer, receiver, metrics)
     # A separate handle: a health check waits for no insert, and no insert for a health check.
     probe = store.clone()
     unread = Shares(REPLY_BYTES_MAX)

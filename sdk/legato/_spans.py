@@ -70,7 +70,7 @@ def tracer() -> trace.Tracer:
         return mine.tracer
     provider, known = trace.get_tracer_provider(), _of_application
     if known is None or known[0] is not provider:
-        known = _of_application = provider, provider.get_tracer("legato", __version__, attributes=scope())
+        known = _of_application = provider, provider.get_tracer("legato", __version__, None, scope())
     return known[1]
 
 

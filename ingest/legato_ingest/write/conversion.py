@@ -42,7 +42,7 @@ _BODIES_MAX, _SMALL_BYTES_MAX, _GROUP_BYTES = 128, 64 * 1024, 512 * 1024
 _LANES = ((128 * 1024, 1), (LARGE_BYTES, 2), (None, 4))
 # A tenant has one thread of a lane for so long after a body of another tenant.
 _OTHERS_S = 10.0
-# After a conversion of so many bodies, the next one begins at the earliest so long after its begin, unless there was no room for more.
+# After a conversion of so many bodies, the next one begins at the earliest so long after its begin, unless it left some.
 _BUSY_BODIES, _APART_S = 4, 0.05
 
 
@@ -108,10 +108,6 @@ class _Neighbours:
             self._tenant, self._other_at_s = tenant, self._at_s
         self._at_s = now_s
         return now_s - self._other_at_s < _OTHERS_S
-
-
-def _is_full(group: Sequence[_Waiting]) -> bool:
-    return len(group) >= _BODIES_MAX or sum(len(waiting.body.content) for waiting in group) >= _GROUP_BYTES
 
 
 def _is_small(body: Body) -> bool:
@@ -212,9 +208,10 @@ class Conversions:
             async with AsyncExitStack() as places:
                 if bytes_max is None:
                     await _take_turn(places, _limiter_of(self._places_of, body.tenant, body.tenant, self._places), self._places)
-                # Threads of one tenant take turns at Python's interpreter, and each of them is one more before those of the others.
+                # Threads take turns at Python's interpreter, and each one of a tenant delays those of the others.
+                # The last lane has processes.
                 own = _limiter_of(self._threads_of, (lane, body.tenant), body.tenant, self._threads[lane])
-                own.total_tokens = 1 if has_others else _most_of(body.tenant, self._threads[lane])
+                own.total_tokens = 1 if has_others and bytes_max is not None else _most_of(body.tenant, self._threads[lane])
                 batches = await self._converted_in(lane, own, self._begun, body, bytes_max)
                 if batches is None:
                     continue
@@ -265,11 +262,12 @@ class Conversions:
             while len(self._waiting):
                 began_s = time.monotonic()
                 group = self._waiting.take(_BODIES_MAX, _GROUP_BYTES)
+                has_left_some = len(self._waiting) > 0
                 for waiting, batch in zip(group, await self._converted(group), strict=True):
                     # The request of a sender that has disconnected is cancelled.
                     if not waiting.batch.done():
                         waiting.batch.set_result(batch)
-                if len(group) >= _BUSY_BODIES and not _is_full(group):
+                if len(group) >= _BUSY_BODIES and not has_left_some:
                     await self._gather(group, began_s + _APART_S - time.monotonic())
         finally:
             self._task = None

@@ -36,8 +36,8 @@ from legato_ingest.write.quotas import TenantQuotas, label_hashes
 __all__ = ["Call", "Counters", "Outcome", "Receiver"]
 
 _log = logging.getLogger("legato")
-# Decompressed bytes of a body that is converted together with others.
-_TOGETHER_BYTES_MAX = 128 * 1024
+# Decompressed bytes of a body that is converted together with others, and of all of them, which take some 30 ms.
+_TOGETHER_BYTES_MAX, _ALL_TOGETHER_BYTES = 128 * 1024, 512 * 1024
 # So long a further batch of a large body waits for room in the queue, and if another body waits for its place. It looks again after each
 # pause.
 _ROOM_S, _WANTED_ROOM_S, _ROOM_PAUSE_S = 30.0, 2.0, 0.1
@@ -210,16 +210,22 @@ class Receiver:
         _log.error("converting a %s failed inside Legato; it was rejected as `internal`", item, exc_info=error)
 
     def _convert_together(self, bodies: Sequence[Body]) -> list[Batch | None]:
-        """Convert the small bodies of each tenant at once. The others, and all where labels are counted, are to be converted alone."""
+        """Convert the small bodies of each tenant at once. The others, and all where labels are counted, are to be converted alone.
+
+        So are those for which there is no room among the first ones: the others wait for all of them.
+        """
         out: list[Batch | None] = [None] * len(bodies)
         if self._checks_cardinality:
             return out
-        tenants: dict[str, list[tuple[int, bytes]]] = {}
+        tenants, size = dict[str, list[tuple[int, bytes]]](), 0
         for number, body in enumerate(bodies):
+            if size >= _ALL_TOGETHER_BYTES:
+                break
             try:
                 content = http.decompress(body.encoding, body.content, _TOGETHER_BYTES_MAX)
             except BadRequest:
                 continue
+            size += len(content)
             tenants.setdefault(body.tenant, []).append((number, content))
         for tenant, own in tenants.items():
             # They arrived within a moment.

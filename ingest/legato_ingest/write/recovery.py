@@ -9,6 +9,7 @@ import logging
 import time
 
 from legato_ingest.errors import ConversionEnded, StoreUnavailable, release
+from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.batch import Batch
 from legato_ingest.storage.wal import WriteAheadLog
 from legato_ingest.write.body import Body, Entry
@@ -25,7 +26,7 @@ _TRIALS, _TRIAL_PAUSE_S = 3, 2.0
 _REASON_MAX = 500
 
 
-def recover(log: WriteAheadLog, committer: Committer, receiver: Receiver) -> int:
+def recover(log: WriteAheadLog, committer: Committer, receiver: Receiver, metrics: Metrics) -> int:
     """Queue the rows of all requests in the log and return their number. Call it once, before the first new request.
 
     Rows wait for room in their lane. If the inserts of a lane do not get on, its other rows are queued beyond the limit, so that the
@@ -40,6 +41,7 @@ def recover(log: WriteAheadLog, committer: Committer, receiver: Receiver) -> int
         except Exception as error:
             # It was acknowledged, so it was once converted, perhaps by another version. The other requests matter more than its reason.
             _log.error("a request in the write-ahead log of the store cannot be converted and is set aside: %s", _described(error))
+            metrics.errors.labels("set_aside", type(error).__name__).inc()
             release(error)
             _set_aside(log, segment, payload, entry)
             if entry is not None:
@@ -47,6 +49,8 @@ def recover(log: WriteAheadLog, committer: Committer, receiver: Receiver) -> int
             continue
         committer.finish(entry)
         recovered += 1
+    if log.damaged:
+        metrics.errors.labels("recovery", "Damaged").inc(log.damaged)
     if recovered:
         _log.warning("%d requests that were acknowledged before the last end are inserted now", recovered)
     return recovered

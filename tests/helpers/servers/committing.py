@@ -94,7 +94,7 @@ def logging_to(
     committer = Committer(cast(Store, store), metrics, queue_bytes_max=queue_bytes_max, chunks_max=chunks_max, log=log)
     try:
         if recovers:
-            recover(log, committer, Receiver(load(), committer, metrics))
+            recover(log, committer, Receiver(load(), committer, metrics), metrics)
         yield committer
     finally:
         committer.close()

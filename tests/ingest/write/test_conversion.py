@@ -8,17 +8,23 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 
 from helpers.builders.spans import native_span, request
 from helpers.platform.allocations import keeping_less_than
+from helpers.servers.otlp import StubCommitter
 from legato_ingest.errors import BadRequest, Overloaded
+from legato_ingest.metrics import Metrics
 from legato_ingest.otlp import http
 from legato_ingest.otlp.batch import Batch
 from legato_ingest.otlp.signals import POINTS, SPANS, Signal
+from legato_ingest.settings import load
 from legato_ingest.write.body import Body
+from legato_ingest.write.committer import Committer, Receipt
 from legato_ingest.write.conversion import Conversions
+from legato_ingest.write.receiver import Receiver
 
 
 def small(number: int = 1, signal: Signal = SPANS, content_type: str = http.PROTOBUF, size: int = 0) -> Body:
@@ -257,6 +263,30 @@ def test_beside_another_tenant_a_tenant_has_one_thread(monkeypatch: pytest.Monke
     assert asyncio.run(main()) == [1, 3]
 
 
+def test_large_bodies_of_a_tenant_have_their_processes_beside_others() -> None:
+    """They are converted in processes, which leave Python's interpreter to the others."""
+    gate, running = threading.Event(), list[int]()
+
+    def alone(body: Body, bytes_max: int | None) -> Iterator[Batch] | None:
+        if bytes_max is not None and body.tenant == "greedy":
+            return None
+        running.append(1)
+        assert body.tenant == "other" or gate.wait(10)
+        return iter([Batch()])
+
+    async def main() -> int:
+        conversions = Conversions(alone, lambda bodies: [None for _ in bodies], 12)
+        await batch_of(conversions, of_tenant("other", size=70_000))
+        greedy = [asyncio.create_task(batch_of(conversions, of_tenant("greedy", size=70_000))) for _ in range(3)]
+        await asyncio.sleep(0.2)
+        at_once = len(running) - 1
+        gate.set()
+        await asyncio.gather(*greedy)
+        return at_once
+
+    assert asyncio.run(main()) == 2
+
+
 def test_a_body_that_waits_too_long_for_its_turn_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that wait are in memory, and their senders may have left: 200 bodies of 300 KB would be converted for 45 minutes."""
     monkeypatch.setattr("legato_ingest.write.conversion._TURN_S", 0.1)
@@ -341,6 +371,29 @@ def test_a_tenant_waits_for_no_load_of_another(monkeypatch: pytest.MonkeyPatch, 
     asyncio.run(main())
 
 
+def test_a_tenant_is_not_held_to_the_rate_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group has as many bodies of one tenant as of the other; those that it leaves are converted without a pause."""
+    monkeypatch.setattr("legato_ingest.write.conversion._APART_S", 30.0)
+    made, under_way = Converters(), threading.Event()
+
+    def several(bodies: Sequence[Body]) -> list[Batch | None]:
+        under_way.set()
+        assert made.gate.wait(10)
+        return made.several(bodies)
+
+    async def main() -> None:
+        conversions = Conversions(made.one, several, 4)
+        tasks = [asyncio.create_task(batch_of(conversions, of_tenant("few"))) for _ in range(2)]
+        await asyncio.to_thread(under_way.wait, 10)
+        tasks += [asyncio.create_task(batch_of(conversions, of_tenant(tenant))) for tenant in ["many"] * 100 + ["few"] * 10]
+        await asyncio.sleep(0.05)
+        made.gate.set()
+        await asyncio.wait_for(asyncio.gather(*tasks), 10)
+
+    asyncio.run(main())
+    assert sum(map(len, made.together)) + len(made.alone) == 112
+
+
 def test_a_group_of_bodies_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred bodies of 60 KB, which take 0.4 s together, are converted in several groups, with no pause between them."""
     monkeypatch.setattr("legato_ingest.write.conversion._APART_S", 30.0)
@@ -354,6 +407,21 @@ def test_a_group_of_bodies_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) 
     asyncio.run(main())
     sizes = [sum(len(body.content) for body in group) for group in made.together]
     assert len(sizes) >= 10 and max(sizes) < 512 * 1024 + 64 * 1024
+
+
+def test_bodies_that_are_large_together_after_decompression_are_not_converted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred bodies of 1 KB with gzip that have 100 KB each: the first ones are one group, the others are converted alone."""
+    together = list[int]()
+
+    def counted(contents: Sequence[bytes], **more: Any) -> list[Batch | None]:
+        together.append(len(contents))
+        return [None] * len(contents)
+
+    monkeypatch.setattr("legato_ingest.write.receiver.convert_bodies", counted)
+    receiver = Receiver(load(), cast(Committer, StubCommitter(Receipt())), Metrics())
+    bodies = [Body(SPANS, gzip.compress(bytes(100_000)), http.PROTOBUF, "gzip", tenant) for tenant in ("a", "b") * 50]
+    assert receiver._convert_together(bodies) == [None] * 100
+    assert together == [3, 3]
 
 
 def test_a_small_body_waits_for_no_large_one() -> None:

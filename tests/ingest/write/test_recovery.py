@@ -62,11 +62,11 @@ def test_a_failure_of_the_host_is_tried_again(store: Store, log: pathlib.Path, m
 def test_a_failure_that_stays_keeps_no_process_from_its_start(
     store: Store, log: pathlib.Path, monkeypatch: pytest.MonkeyPatch, error: Exception, times: int
 ) -> None:
-    """The request is set aside; the next process stores it."""
+    """The request is set aside and counted; the next process stores it."""
     with monkeypatch.context() as patch:
         failing(patch, error, times)
-        with logging_to(log, store, recovers=True):
-            pass
+        with logging_to(log, store, recovers=True) as committer:
+            assert committer._metrics.errors.labels("set_aside", type(error).__name__)._value.get() == 1
     assert len(streams(store)) == 10 and [segment for segment, _ in pending(log)] == [ASIDE]
     with logging_to(log, store, recovers=True):
         pass
