@@ -56,7 +56,7 @@ def scope() -> dict[str, str]:
     return {"legato.emitter": f"legato-python/{__version__}", "legato.stream.clock": clock_id()}
 
 
-# The application's provider and Legato's tracer of it. A provider makes a new tracer at each request, which takes as long as a span.
+# The application's provider and Legato's tracer of it. A provider makes a new tracer at each call, which takes 10 µs.
 _of_application: tuple[trace.TracerProvider, trace.Tracer] | None = None
 
 

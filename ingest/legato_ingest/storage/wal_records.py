@@ -41,7 +41,7 @@ class Record:
 
 @dataclass(slots=True)
 class Records:
-    """What a file holds. ``end``: that of the last record. ``damaged``: the first and the last place of each part that cannot be read."""
+    """What a file holds. ``end``: that of the last record. ``damaged``: begin and end of each part that cannot be read, in bytes."""
 
     found: list[Record] = field(default_factory=list)
     end: int = 0

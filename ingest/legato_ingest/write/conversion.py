@@ -24,10 +24,13 @@ from legato_ingest.otlp.batch import Batch
 from legato_ingest.otlp.signals import SPANS
 from legato_ingest.write.body import Body
 
-__all__ = ["LARGE_BYTES", "Conversions"]
+__all__ = ["GROUP_BYTES", "LARGE_BYTES", "Conversions"]
 
 LARGE_BYTES = 4 * 2**20
 """A body of more bytes after decompression is large: it is converted in the last lane, one batch after another."""
+
+GROUP_BYTES = 512 * 1024
+"""Bodies of about so many bytes are converted together, as they arrive and after decompression: some 30 ms."""
 
 _T = TypeVar("_T")
 _K = TypeVar("_K")
@@ -36,8 +39,8 @@ _K = TypeVar("_K")
 _BETWEEN = 1
 # A body waits so long for its turn, and is refused then: its sender gives up soon, and the bodies that wait are in memory.
 _TURN_S = 10.0
-# Bodies that are converted together: so many, of at most so many bytes each, and of about so many together (30 ms).
-_BODIES_MAX, _SMALL_BYTES_MAX, _GROUP_BYTES = 128, 64 * 1024, 512 * 1024
+# Bodies that are converted together: so many, of at most so many bytes each.
+_BODIES_MAX, _SMALL_BYTES_MAX = 128, 64 * 1024
 # The lanes: the largest body after decompression (the last lane takes all that are accepted), and its share of the threads.
 _LANES = ((128 * 1024, 1), (LARGE_BYTES, 2), (None, 4))
 # A tenant has one thread of a lane for so long after a body of another tenant.
@@ -133,9 +136,11 @@ async def _in_thread(limiter: anyio.CapacityLimiter, convert: Callable[..., _T],
     return task.result()
 
 
-def _limiter_of(limiters: dict[_K, anyio.CapacityLimiter], key: _K, tenant: str, whole: anyio.CapacityLimiter) -> anyio.CapacityLimiter:
-    """Return the limiter of a tenant."""
-    return limiters.setdefault(key, anyio.CapacityLimiter(_most_of(tenant, whole)))
+def _limiter_of(limiters: dict[_K, anyio.CapacityLimiter], key: _K, most: int) -> anyio.CapacityLimiter:
+    """Return the limiter of a tenant, which has so many tokens from now on."""
+    limiter = limiters.setdefault(key, anyio.CapacityLimiter(most))
+    limiter.total_tokens = most
+    return limiter
 
 
 def _most_of(tenant: str, whole: anyio.CapacityLimiter) -> int:
@@ -207,11 +212,11 @@ class Conversions:
                 continue
             async with AsyncExitStack() as places:
                 if bytes_max is None:
-                    await _take_turn(places, _limiter_of(self._places_of, body.tenant, body.tenant, self._places), self._places)
+                    await _take_turn(places, _limiter_of(self._places_of, body.tenant, _most_of(body.tenant, self._places)), self._places)
                 # Threads take turns at Python's interpreter, and each one of a tenant delays those of the others.
                 # The last lane has processes.
-                own = _limiter_of(self._threads_of, (lane, body.tenant), body.tenant, self._threads[lane])
-                own.total_tokens = 1 if has_others and bytes_max is not None else _most_of(body.tenant, self._threads[lane])
+                most = 1 if has_others and bytes_max is not None else _most_of(body.tenant, self._threads[lane])
+                own = _limiter_of(self._threads_of, (lane, body.tenant), most)
                 batches = await self._converted_in(lane, own, self._begun, body, bytes_max)
                 if batches is None:
                     continue
@@ -245,7 +250,7 @@ class Conversions:
     async def _with_others(self, body: Body) -> Batch | None:
         waiting = _Waiting(body, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
-        if self._gathering and self._waiting.has_other(self._gathering):
+        if self._gathering and body.tenant not in self._gathering:
             self._other_arrived.set()
         if self._task is None:
             self._task = asyncio.create_task(self._convert_waiting())
@@ -261,7 +266,7 @@ class Conversions:
         try:
             while len(self._waiting):
                 began_s = time.monotonic()
-                group = self._waiting.take(_BODIES_MAX, _GROUP_BYTES)
+                group = self._waiting.take(_BODIES_MAX, GROUP_BYTES)
                 has_left_some = len(self._waiting) > 0
                 for waiting, batch in zip(group, await self._converted(group), strict=True):
                     # The request of a sender that has disconnected is cancelled.

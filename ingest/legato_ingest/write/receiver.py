@@ -30,14 +30,14 @@ from legato_ingest.shares import Shares
 from legato_ingest.write.body import Body, Entry
 from legato_ingest.write.body_converter import BodyConverter, Rows
 from legato_ingest.write.committer import Committer, Receipt
-from legato_ingest.write.conversion import LARGE_BYTES, Conversions
+from legato_ingest.write.conversion import GROUP_BYTES, LARGE_BYTES, Conversions
 from legato_ingest.write.quotas import TenantQuotas, label_hashes
 
 __all__ = ["Call", "Counters", "Outcome", "Receiver"]
 
 _log = logging.getLogger("legato")
-# Decompressed bytes of a body that is converted together with others, and of all of them, which take some 30 ms.
-_TOGETHER_BYTES_MAX, _ALL_TOGETHER_BYTES = 128 * 1024, 512 * 1024
+# Decompressed bytes of a body that is converted together with others.
+_TOGETHER_BYTES_MAX = 128 * 1024
 # So long a further batch of a large body waits for room in the queue, and if another body waits for its place. It looks again after each
 # pause.
 _ROOM_S, _WANTED_ROOM_S, _ROOM_PAUSE_S = 30.0, 2.0, 0.1
@@ -219,7 +219,7 @@ class Receiver:
             return out
         tenants, size = dict[str, list[tuple[int, bytes]]](), 0
         for number, body in enumerate(bodies):
-            if size >= _ALL_TOGETHER_BYTES:
+            if size >= GROUP_BYTES:
                 break
             try:
                 content = http.decompress(body.encoding, body.content, _TOGETHER_BYTES_MAX)

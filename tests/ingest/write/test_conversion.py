@@ -46,7 +46,7 @@ class Converters:
     def __init__(self, leave: Callable[[Body], bool] = lambda body: False) -> None:
         self.alone: list[Body] = []
         self.together: list[list[Body]] = []
-        self.gate = threading.Event()
+        self.gate, self.under_way = threading.Event(), threading.Event()
         self._leave = leave
 
     def one(self, body: Body, bytes_max: int | None) -> Iterator[Batch]:
@@ -61,6 +61,12 @@ class Converters:
         """Convert several bodies."""
         self.together.append(list(bodies))
         return [None if self._leave(body) else Batch(spans=body.content[-1]) for body in bodies]
+
+    def several_when_open(self, bodies: Sequence[Body]) -> list[Batch | None]:
+        """Convert several bodies once ``gate`` is set. ``under_way`` is set before that."""
+        self.under_way.set()
+        assert self.gate.wait(10)
+        return self.several(bodies)
 
 
 def test_bodies_that_wait_are_converted_together() -> None:
@@ -195,12 +201,8 @@ def test_tenants_take_turns() -> None:
     """Two thousand small bodies of one tenant wait; that of another is in the next group."""
     made = Converters()
 
-    def several(bodies: Sequence[Body]) -> list[Batch | None]:
-        assert made.gate.wait(10)
-        return made.several(bodies)
-
     async def main() -> list[int]:
-        conversions = Conversions(made.one, several, 1)
+        conversions = Conversions(made.one, made.several_when_open, 1)
         tasks = [asyncio.create_task(batch_of(conversions, of_tenant("greedy"))) for _ in range(2_000)]
         await asyncio.sleep(0.1)
         tasks += [asyncio.create_task(batch_of(conversions, of_tenant("other"))) for _ in range(3)]
@@ -343,17 +345,12 @@ def test_under_a_load_conversions_are_apart() -> None:
 def test_a_tenant_waits_for_no_load_of_another(monkeypatch: pytest.MonkeyPatch, is_late: bool) -> None:
     """Its body ends the time in which bodies of the others gather."""
     monkeypatch.setattr("legato_ingest.write.conversion._APART_S", 30.0)
-    made, under_way = Converters(), threading.Event()
-
-    def several(bodies: Sequence[Body]) -> list[Batch | None]:
-        under_way.set()
-        assert made.gate.wait(10)
-        return made.several(bodies)
+    made = Converters()
 
     async def main() -> None:
-        conversions = Conversions(made.one, several, 4)
+        conversions = Conversions(made.one, made.several_when_open, 4)
         greedy = [asyncio.create_task(batch_of(conversions, of_tenant("greedy"))) for _ in range(6)]
-        await asyncio.to_thread(under_way.wait, 10)
+        await asyncio.to_thread(made.under_way.wait, 10)
         if is_late:
             made.gate.set()
             await asyncio.gather(*greedy)
@@ -374,17 +371,12 @@ def test_a_tenant_waits_for_no_load_of_another(monkeypatch: pytest.MonkeyPatch, 
 def test_a_tenant_is_not_held_to_the_rate_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """A group has as many bodies of one tenant as of the other; those that it leaves are converted without a pause."""
     monkeypatch.setattr("legato_ingest.write.conversion._APART_S", 30.0)
-    made, under_way = Converters(), threading.Event()
-
-    def several(bodies: Sequence[Body]) -> list[Batch | None]:
-        under_way.set()
-        assert made.gate.wait(10)
-        return made.several(bodies)
+    made = Converters()
 
     async def main() -> None:
-        conversions = Conversions(made.one, several, 4)
+        conversions = Conversions(made.one, made.several_when_open, 4)
         tasks = [asyncio.create_task(batch_of(conversions, of_tenant("few"))) for _ in range(2)]
-        await asyncio.to_thread(under_way.wait, 10)
+        await asyncio.to_thread(made.under_way.wait, 10)
         tasks += [asyncio.create_task(batch_of(conversions, of_tenant(tenant))) for tenant in ["many"] * 100 + ["few"] * 10]
         await asyncio.sleep(0.05)
         made.gate.set()
