@@ -120,7 +120,7 @@ class Settings(BaseSettings):
         0,
         ge=0,
         description=(
-            "Average rate at which one tenant may send, in bytes per second. Up to 10 s of unused rate can be saved up, and one "
+            "Average rate at which one tenant may send, in bytes per second. Up to 1.5 s of unused rate can be saved up, and one "
             "request may overdraw the balance; while it is overdrawn, requests of the tenant get 429. 0: no limit"
         ),
     )
