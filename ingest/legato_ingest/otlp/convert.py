@@ -114,8 +114,12 @@ def _days(budget: Budget, has_sockets: bool = False) -> frozenset[tuple[str, int
 
 
 def _measured(batches: Sequence[Batch]) -> list[Batch]:
-    """Return the batches with their sizes. Arrow measures parts of a table slowly, so each gets its share of the whole, by weight."""
-    whole = sum(table.get_total_buffer_size() for table in Batch.joined(batches).tables)
+    """Return the batches with their sizes. Arrow measures parts of a table slowly, so each gets its share of the whole, by weight.
+
+    The parts of a table share its memory. They are not joined with ``Batch.joined``, which copies them.
+    """
+    parts = ([table for table in tables if table.num_rows] for tables in zip(*(each.tables for each in batches), strict=True))
+    whole = sum(pa.concat_tables(each).get_total_buffer_size() for each in parts if each)
     weight = sum(each.weight + 1 for each in batches)
     return [replace(each, size_bytes=1 + whole * (each.weight + 1) // weight) for each in batches]
 
