@@ -23,7 +23,7 @@ PROTOBUF = "application/x-protobuf"
 JSON = "application/json"
 # The gRPC status with the meaning of each HTTP status that Legato sends.
 GRPC_CODES = {400: 3, 401: 16, 403: 7, 404: 5, 413: 8, 415: 3, 429: 8, 503: 14}
-# Bytes of one step of decompression: the most that gzip produces, and the input of gzip and zstd.
+# Bytes of one step of decompression: the most that is produced, and the input.
 _OUTPUT_STEP = 256 * 1024
 _INPUT_STEP = 1024
 
@@ -57,10 +57,12 @@ def decompress(encoding: str, body: bytes, bytes_max: int) -> bytes:
     # Its value is not copied when it is returned.
     content, size = io.BytesIO(), 0
     try:
+        if encoding == "zstd":
+            _check_zstd_size(body, bytes_max)
         for part in _gunzip(body) if encoding == "gzip" else _unzstd(body):
             size += len(part)
             if size > bytes_max:
-                raise TooLarge(f"a body of more than {bytes_max} bytes after decompression")
+                raise _too_large(bytes_max)
             content.write(part)
     except (zlib.error, zstandard.ZstdError, EOFError):
         raise BadRequest(f"the body is not a complete {encoding} stream") from None
@@ -82,17 +84,38 @@ def _gunzip(body: bytes) -> Iterator[bytes]:
         at -= len(stream.unused_data)
 
 
+def _too_large(bytes_max: int) -> TooLarge:
+    return TooLarge(f"a body of more than {bytes_max} bytes after decompression")
+
+
+def _zstd() -> zstandard.ZstdDecompressor:
+    # A frame may demand a window of gigabytes. The format recommends that decoders support at least 8 MiB (RFC 8878, section 3.1.1.1.2).
+    return zstandard.ZstdDecompressor(max_window_size=8 * 2**20)
+
+
+def _check_zstd_size(body: bytes, bytes_max: int) -> None:
+    """Raise ``TooLarge`` for a body of more bytes after decompression, before ``_unzstd`` decompresses it.
+
+    A block of 4 bytes may stand for 128 KiB, so a step of ``_unzstd`` may produce 33 MB. The steps of a reader are bounded, but a reader
+    accepts the end of the input inside a frame.
+    """
+    size = 0
+    with _zstd().stream_reader(body, read_across_frames=True) as reader:
+        while part := reader.read(min(_OUTPUT_STEP, bytes_max + 1)):
+            size += len(part)
+            if size > bytes_max:
+                raise _too_large(bytes_max)
+
+
 def _unzstd(body: bytes) -> Iterator[bytes]:
     """Decompress every frame to its end. A decoder that accepts the end of the input inside a frame would acknowledge half a body."""
-    # A frame may demand a window of gigabytes. The format recommends that decoders support at least 8 MiB (RFC 8878, section 3.1.1.1.2).
-    decompressor = zstandard.ZstdDecompressor(max_window_size=8 * 2**20)
+    decompressor = _zstd()
     at = 0
     while at < len(body):
         frame = decompressor.decompressobj()
         while not frame.eof:
             if at >= len(body):
                 raise EOFError
-            # Small input steps bound each output step, because a zstd block holds at most 128 KiB.
             step = body[at : at + _INPUT_STEP]
             at += len(step)
             yield frame.decompress(step)

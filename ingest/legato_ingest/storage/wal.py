@@ -94,7 +94,7 @@ class WriteAheadLog:
         with segment.path.open("rb") as file:
             records = records_in(file, self._key)
         for first, last in records.damaged:
-            _log.error("%s: the bytes %d to %d are damaged: the requests that were in them are lost", segment.path, first, last)
+            _log.error("%s: the bytes %d to %d are damaged: requests that were in them may be lost", segment.path, first, last)
         self.damaged += len(records.damaged)
         found = segment.path.stat().st_size
         if found > records.end:
@@ -180,11 +180,19 @@ def _opened(path: pathlib.Path) -> _Segment:
 
 
 def _key_of(path: pathlib.Path) -> bytes:
-    """Return the key of the log's seals, which is made with the log. Without it, records are read up to the first that is damaged."""
-    with contextlib.suppress(OSError):
+    """Return the key of the log's seals, which is made with the log. Without it, records are read up to the first that is damaged.
+
+    Raises ``LegatoError`` if the key is there and cannot be read: records with another key would be taken for remains behind those with it.
+    """
+    try:
         with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
             if len(key := file.read(KEY_BYTES + 1)) == KEY_BYTES:
                 return key
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        advice = "repair the disk, or remove the file, which is needed only to find requests behind a damaged one"
+        raise LegatoError(f"the key of the write-ahead log, {path}, cannot be read: {error.strerror}; {advice}") from None
     key = secrets.token_bytes(KEY_BYTES)
     try:
         path.unlink(missing_ok=True)

@@ -79,12 +79,15 @@ def records_in(file: BinaryIO, key: bytes) -> Records:
         for record in _consecutive(file, records.end, size, key):
             records.found.append(record)
             records.end = record.at + record.size
-        following = _next_sealed(file, records.end, size, key)
+        # Behind a record that the end of the file cuts off, there is nothing.
+        following = None if _is_sealed_at(file, records.end, key) else _next_sealed(file, records.end, size, key)
         if following is None:
             break
         records.damaged.append((records.end, following))
         records.end = following
-    if records.found and records.end == size and not _is_intact(file, records.found[-1]):
+    if (cut_at := _whole_at(file, records.end, size)) is not None and not _is_sealed_at(file, records.end, key):
+        records.damaged.append((records.end, cut_at))
+    elif records.found and records.end == size and not _is_intact(file, records.found[-1]):
         # The last record of a file may have its full length and never have been complete on the disk.
         records.end = records.found.pop().begin
     return records
@@ -104,21 +107,50 @@ def _seal(key: bytes, at: int, checksum: int, size: int) -> bytes:
     return hashlib.blake2b(_SEALED.pack(at, checksum, size), key=key, digest_size=_SEAL_BYTES).digest()
 
 
+def _is_sealed_at(file: BinaryIO, at: int, key: bytes) -> bool:
+    """Return whether there is a head with the right seal at a place."""
+    file.seek(at)
+    head = file.read(_HEAD.size + _SEAL_BYTES)
+    if len(head) < _HEAD.size + _SEAL_BYTES:
+        return False
+    magic, checksum, size = _HEAD.unpack_from(head)
+    return magic == _MAGIC and head[_HEAD.size :] == _seal(key, at, checksum, size)
+
+
+def _whole_at(file: BinaryIO, at: int, end: int) -> int | None:
+    """Return the end of the record at a place, by the length in its head; ``None`` if there is no head or the file ends before."""
+    file.seek(at)
+    head = file.read(_HEAD.size)
+    if len(head) < _HEAD.size:
+        return None
+    magic, _, size = _HEAD.unpack(head)
+    last = at + _HEAD.size + (magic == _MAGIC) * _SEAL_BYTES + size
+    return last if magic in (_MAGIC, _MAGIC_UNSEALED) and last <= end else None
+
+
 def _consecutive(file: BinaryIO, at: int, end: int, key: bytes) -> Iterator[Record]:
-    """Yield the records from a place on, until one is damaged or cut off."""
+    """Yield the records from a place on, until one is damaged or cut off.
+
+    Records without a seal, and those with a seal of another key, precede those with the right seal: they are older. Behind one with the
+    right seal, a record without it is the remains of a refused write, unless the next one has the right seal: then its own is damaged.
+    """
+    is_current = False
     while True:
         file.seek(at)
         head = file.read(_HEAD.size + _SEAL_BYTES)
         if len(head) < _HEAD.size:
             return
         magic, checksum, size = _HEAD.unpack_from(head)
-        is_sealed = magic == _MAGIC
+        is_sealed, is_right = magic == _MAGIC, _is_sealed_at(file, at, key)
         record = Record(at, at + _HEAD.size + is_sealed * _SEAL_BYTES, size, checksum)
         if not (is_sealed or magic == _MAGIC_UNSEALED) or size > end - record.at:
             return
         # With the key of another time, the contents decide. Otherwise a damaged length would hide the records behind it.
-        if is_sealed and head[_HEAD.size :] != _seal(key, at, checksum, size) and not _is_intact(file, record):
+        if is_sealed and not is_right and not _is_intact(file, record):
             return
+        if is_current and not is_right and not _is_sealed_at(file, record.at + size, key):
+            return
+        is_current = is_current or is_right
         yield record
         at = record.at + size
 

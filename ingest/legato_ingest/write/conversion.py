@@ -295,7 +295,10 @@ class Conversions:
             return [None]
         bodies = [waiting.body for waiting in group]
         try:
-            return await _in_thread(self._threads[0], self._together, bodies)
+            batches = await _in_thread(self._threads[0], self._together, bodies)
+            if len(batches) == len(group):
+                return batches
         except Exception:
             # Out of memory, for example: a single body may still be converted, and its error is that of its request.
-            return [None] * len(group)
+            pass
+        return [None] * len(group)

@@ -197,6 +197,49 @@ def test_a_log_of_an_earlier_version_is_read(tmp_path: pathlib.Path) -> None:
     assert [payload for _, payload in reopened(tmp_path)] == [*PAYLOADS, b"new"]
 
 
+@pytest.mark.parametrize("magic", [b"LGW1", b"LGW2"])
+def test_the_remains_of_a_refused_write_are_no_record(tmp_path: pathlib.Path, magic: bytes) -> None:
+    """A disk that rejects a write, and then its removal, leaves bytes that a sender chose."""
+    WriteAheadLog(tmp_path).append([b"own"])
+    forged = struct.pack("<4sIQ", magic, zlib.crc32(b"forged"), 6) + bytes(8 * (magic == b"LGW2")) + b"forged"
+    (tmp_path / "0.wal").write_bytes((tmp_path / "0.wal").read_bytes() + forged)
+    log = WriteAheadLog(tmp_path)
+    assert list(log.pending()) == [(0, b"own")] and log.damaged == 1
+    log.append([b"next"])
+    log.close()
+    assert reopened(tmp_path) == [(0, b"own"), (0, b"next")]
+
+
+def test_a_damaged_record_of_a_log_without_its_key_is_counted(tmp_path: pathlib.Path) -> None:
+    """What is behind it cannot be found, and may have been acknowledged."""
+    log = WriteAheadLog(tmp_path)
+    log.append([b"a" * 100, b"b" * 100, b"c" * 100])
+    log.close()
+    content = bytearray((tmp_path / "0.wal").read_bytes())
+    content[content.index(b"bbb")] ^= 4
+    (tmp_path / "0.wal").write_bytes(content)
+    (tmp_path / "key").unlink()
+    log = WriteAheadLog(tmp_path)
+    assert list(log.pending()) == [(0, b"a" * 100)] and log.damaged == 1
+    log.close()
+
+
+def test_a_key_that_cannot_be_read_is_not_replaced(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be right: the disk may answer again. The error names the file."""
+    WriteAheadLog(tmp_path).append([b"own"])
+    key, opened = (tmp_path / "key").read_bytes(), os.open
+
+    def fail(path: pathlib.Path, flags: int, mode: int = 0o777) -> int:
+        if path.name == "key":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return opened(path, flags, mode)
+
+    with monkeypatch.context() as patch, pytest.raises(LegatoError, match="key.*cannot be read: Input/output error"):
+        patch.setattr(os, "open", fail)
+        WriteAheadLog(tmp_path)
+    assert (tmp_path / "key").read_bytes() == key and reopened(tmp_path) == [(0, b"own")]
+
+
 @given(st.integers(0, 2**32))
 def test_any_bytes_are_read_without_an_error(seed: int) -> None:
     """Random damage, and files of another program: only whole payloads that were appended are returned."""
