@@ -53,7 +53,7 @@ def bodies(seed: int) -> list[bytes]:
 def flood(url: str, token: str, per_s: float, seconds: float, seed: int) -> Counter[int]:
     """Send so many bodies a second. Return the replies by status.
 
-    The process has the lowest priority: the other tenant is on another machine, and what sending costs it must not delay this machine.
+    The process has the lowest priority. In practice the sender is another machine, so its processor time must not delay the server.
     """
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     replies, lock, until_s = Counter[int](), threading.Lock(), time.monotonic() + seconds

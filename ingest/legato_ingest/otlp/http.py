@@ -94,7 +94,7 @@ def _zstd() -> zstandard.ZstdDecompressor:
 
 
 def _check_zstd_size(body: bytes, bytes_max: int) -> None:
-    """Raise ``TooLarge`` for a body of more bytes after decompression, before ``_unzstd`` decompresses it.
+    """Raise ``TooLarge`` if the body has more than ``bytes_max`` bytes after decompression. Called before ``_unzstd``.
 
     A block of 4 bytes may stand for 128 KiB, so a step of ``_unzstd`` may produce 33 MB. The steps of a reader are bounded, but a reader
     accepts the end of the input inside a frame.

@@ -182,7 +182,7 @@ def _opened(path: pathlib.Path) -> _Segment:
 def _key_of(path: pathlib.Path) -> bytes:
     """Return the key of the log's seals, which is made with the log. Without it, records are read up to the first that is damaged.
 
-    Raises ``LegatoError`` if the key is there and cannot be read: records with another key would be taken for remains behind those with it.
+    Raises ``LegatoError`` if the key is there and cannot be read: records with a new key would later count as remains of refused writes.
     """
     try:
         with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:

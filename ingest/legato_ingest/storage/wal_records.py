@@ -31,12 +31,25 @@ _SEARCHED_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The place of a record in its file and that of its payload, the length of the payload in bytes, and its CRC-32."""
+    """The place of a record in its file and that of its payload, the length of the payload in bytes, its CRC-32, and the seal of its head.
+
+    A record of an earlier version has an empty seal.
+    """
 
     begin: int
     at: int
     size: int
     checksum: int
+    seal: bytes
+
+    @property
+    def end(self) -> int:
+        """The place behind the payload."""
+        return self.at + self.size
+
+    def is_right(self, key: bytes) -> bool:
+        """Return whether the seal is the one that this key makes for this place and contents."""
+        return self.seal == _seal(key, self.begin, self.checksum, self.size)
 
 
 @dataclass(slots=True)
@@ -78,15 +91,17 @@ def records_in(file: BinaryIO, key: bytes) -> Records:
     while True:
         for record in _consecutive(file, records.end, size, key):
             records.found.append(record)
-            records.end = record.at + record.size
+            records.end = record.end
+        rest = _record_at(file, records.end)
+        is_cut_off = rest is not None and rest.is_right(key)
         # Behind a record that the end of the file cuts off, there is nothing.
-        following = None if _is_sealed_at(file, records.end, key) else _next_sealed(file, records.end, size, key)
+        following = None if is_cut_off else _next_sealed(file, records.end, size, key)
         if following is None:
             break
         records.damaged.append((records.end, following))
         records.end = following
-    if (cut_at := _whole_at(file, records.end, size)) is not None and not _is_sealed_at(file, records.end, key):
-        records.damaged.append((records.end, cut_at))
+    if rest is not None and not is_cut_off and rest.end <= size:
+        records.damaged.append((records.end, rest.end))
     elif records.found and records.end == size and not _is_intact(file, records.found[-1]):
         # The last record of a file may have its full length and never have been complete on the disk.
         records.end = records.found.pop().begin
@@ -107,25 +122,20 @@ def _seal(key: bytes, at: int, checksum: int, size: int) -> bytes:
     return hashlib.blake2b(_SEALED.pack(at, checksum, size), key=key, digest_size=_SEAL_BYTES).digest()
 
 
-def _is_sealed_at(file: BinaryIO, at: int, key: bytes) -> bool:
-    """Return whether there is a head with the right seal at a place."""
-    file.seek(at)
-    head = file.read(_HEAD.size + _SEAL_BYTES)
-    if len(head) < _HEAD.size + _SEAL_BYTES:
-        return False
-    magic, checksum, size = _HEAD.unpack_from(head)
-    return magic == _MAGIC and head[_HEAD.size :] == _seal(key, at, checksum, size)
-
-
-def _whole_at(file: BinaryIO, at: int, end: int) -> int | None:
-    """Return the end of the record at a place, by the length in its head; ``None`` if there is no head or the file ends before."""
-    file.seek(at)
-    head = file.read(_HEAD.size)
+def _record_of(head: bytes, at: int) -> Record | None:
+    """Return the record of a head at a place; ``None`` if the bytes are no head. The file may end before the record does."""
     if len(head) < _HEAD.size:
         return None
-    magic, _, size = _HEAD.unpack(head)
-    last = at + _HEAD.size + (magic == _MAGIC) * _SEAL_BYTES + size
-    return last if magic in (_MAGIC, _MAGIC_UNSEALED) and last <= end else None
+    magic, checksum, size = _HEAD.unpack_from(head)
+    if magic not in (_MAGIC, _MAGIC_UNSEALED):
+        return None
+    seal_bytes = _SEAL_BYTES if magic == _MAGIC else 0
+    return Record(at, at + _HEAD.size + seal_bytes, size, checksum, head[_HEAD.size : _HEAD.size + seal_bytes])
+
+
+def _record_at(file: BinaryIO, at: int) -> Record | None:
+    file.seek(at)
+    return _record_of(file.read(_HEAD.size + _SEAL_BYTES), at)
 
 
 def _consecutive(file: BinaryIO, at: int, end: int, key: bytes) -> Iterator[Record]:
@@ -135,24 +145,16 @@ def _consecutive(file: BinaryIO, at: int, end: int, key: bytes) -> Iterator[Reco
     right seal, a record without it is the remains of a refused write, unless the next one has the right seal: then its own is damaged.
     """
     is_current = False
-    while True:
-        file.seek(at)
-        head = file.read(_HEAD.size + _SEAL_BYTES)
-        if len(head) < _HEAD.size:
-            return
-        magic, checksum, size = _HEAD.unpack_from(head)
-        is_sealed, is_right = magic == _MAGIC, _is_sealed_at(file, at, key)
-        record = Record(at, at + _HEAD.size + is_sealed * _SEAL_BYTES, size, checksum)
-        if not (is_sealed or magic == _MAGIC_UNSEALED) or size > end - record.at:
+    while (record := _record_at(file, at)) is not None and record.end <= end:
+        if record.is_right(key):
+            is_current = True
+        elif is_current and not ((following := _record_at(file, record.end)) and following.is_right(key)):
             return
         # With the key of another time, the contents decide. Otherwise a damaged length would hide the records behind it.
-        if is_sealed and not is_right and not _is_intact(file, record):
+        elif record.seal and not _is_intact(file, record):
             return
-        if is_current and not is_right and not _is_sealed_at(file, record.at + size, key):
-            return
-        is_current = is_current or is_right
         yield record
-        at = record.at + size
+        at = record.end
 
 
 def _next_sealed(file: BinaryIO, after: int, end: int, key: bytes) -> int | None:
@@ -163,11 +165,8 @@ def _next_sealed(file: BinaryIO, after: int, end: int, key: bytes) -> int | None
         part = file.read(_SEARCHED_BYTES + overlap)
         place = part.find(_MAGIC)
         while 0 <= place < _SEARCHED_BYTES:
-            head = part[place : place + _HEAD.size + _SEAL_BYTES]
-            if len(head) == _HEAD.size + _SEAL_BYTES:
-                _, checksum, size = _HEAD.unpack_from(head)
-                is_whole = size <= end - begin - place - len(head)
-                if is_whole and head[_HEAD.size :] == _seal(key, begin + place, checksum, size):
-                    return begin + place
+            record = _record_of(part[place : place + overlap + 1], begin + place)
+            if record is not None and record.end <= end and record.is_right(key):
+                return record.begin
             place = part.find(_MAGIC, place + 1)
     return None
