@@ -47,8 +47,13 @@ class LoopLag:
             self._schedule()
 
     def lag_ns(self, since_ns: int, until_ns: int) -> int:
-        """Return for how long the loop was blocked between two monotonic times, in ns."""
-        return sum(max(0, min(end, until_ns) - max(start, since_ns)) for start, end in self._delays)
+        """Return for how long the loop was blocked between two monotonic times, in ns; ``until_ns`` is now.
+
+        asyncio may run the read that follows a block before the timer that is due, so a timer that is overdue counts, too.
+        """
+        is_overdue = self._timer is not None and until_ns - self._due > _LAG_NS_MIN
+        delays = [*self._delays, (self._late_at or self._due, until_ns)] if is_overdue else self._delays
+        return sum(max(0, min(end, until_ns) - max(start, since_ns)) for start, end in delays)
 
     def _schedule(self) -> None:
         loop = self._loop()

@@ -118,6 +118,26 @@ def test_a_blocking_loop_body_counts_once(url: str, spans: Spans, columns: Calla
     assert 390 <= sum(holds_ms) < 700
 
 
+def test_a_read_right_after_a_block_finds_the_lag(spans: Spans, columns: Callable[[ReadableSpan], dict[str, Any]]) -> None:
+    """A read may run before the timer that the block has made late: the lag is recorded, and only once."""
+
+    async def source() -> AsyncIterator[str]:
+        for number in range(8):
+            await asyncio.sleep(0.03)
+            if number == 4:
+                time.sleep(0.4)
+            yield "word"
+
+    async def run() -> None:
+        async for _ in legato.wrap(source(), model="m"):
+            pass
+
+    asyncio.run(run())
+    holds_ms = [0.064 * hold for hold in columns(spans()[0])["holds"]]
+    assert holds_ms.index(max(holds_ms)) == 3
+    assert 370 < max(holds_ms) <= sum(holds_ms) < 500
+
+
 def test_the_timer_stops_with_the_last_stream(url: str) -> None:
     """No timer is left on the loop after streams were read to their end or closed, and the loop can be garbage-collected."""
 
