@@ -123,9 +123,14 @@ class Batch:
         return int(self.rejected.num_rows) + self.unlisted.total()
 
     @property
+    def accepted(self) -> tuple[pa.Table, ...]:
+        """The rows of all tables but ``rejected``."""
+        return self.revs, self.sockets, self.silences, self.steps, self.requests, self.samples
+
+    @property
     def tables(self) -> tuple[pa.Table, ...]:
         """The rows of all tables."""
-        return self.revs, self.sockets, self.silences, self.steps, self.requests, self.samples, self.rejected
+        return *self.accepted, self.rejected
 
     @property
     def nbytes(self) -> int:

@@ -62,7 +62,7 @@ class Budget:
     request that is being converted may take of it; that has at most ``items_max`` items.
 
     ``days`` holds the days of each table with rows. ``tenant_bytes`` are in every row. ``listed`` and ``senders`` are the rejected items
-    that may still have a row, and the senders of ignored items that may still be named.
+    that may still have a row, and the senders of ignored items that may still be named. ``taken`` is the memory of the rows so far.
     """
 
     chunks: int
@@ -75,6 +75,7 @@ class Budget:
     listed: int = LISTED_MAX
     senders: int = _SENDERS_MAX
     days: dict[str, set[int]] = field(default_factory=dict)
+    taken: int = 0
 
     @classmethod
     def of(cls, limits: Limits, body_bytes: int, tenant: str, now_ns: int) -> Budget:
@@ -93,10 +94,10 @@ class Budget:
         """Take what an item declares. Raises ``OverBudget``; then nothing is taken."""
         if chunks > self.chunks:
             raise OverBudget("chunk_budget", f"{chunks} chunks, but only {self.chunks} more are allowed in this request")
-        beyond = row_bytes + rows * self.tenant_bytes - SHARE * item_bytes
+        size = row_bytes + rows * self.tenant_bytes
+        beyond = size - SHARE * item_bytes
         if beyond > 0:
             if beyond > min(self.pool, self.small_pool, _ITEM + _ITEM_A_BYTE * item_bytes):
-                size = row_bytes + rows * self.tenant_bytes
                 raise OverBudget("budget", f"rows of {size} bytes from an item of {item_bytes}: too many for what is left to this request")
         for table, first_ns, last_ns in places:
             day = first_ns // DAY_NS
@@ -106,14 +107,17 @@ class Budget:
                 )
                 break
         self.chunks -= chunks
+        self.taken += size
         if beyond > 0:
             self._take_pool(beyond)
 
     def take_sizes(self, row_bytes: NDArray[np.int64], item_bytes: NDArray[np.int64], wanted: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Take the wanted rows from the first on, and return which of them fit."""
-        beyond = np.maximum(row_bytes + self.tenant_bytes - SHARE * item_bytes, 0)
+        sizes = row_bytes + self.tenant_bytes
+        beyond = np.maximum(sizes - SHARE * item_bytes, 0)
         ends = np.cumsum(np.where(wanted, beyond, 0))
         fits: NDArray[np.bool_] = wanted & ((beyond == 0) | (ends <= min(self.pool, self.small_pool)))
+        self.taken += int(sizes[fits].sum())
         self._take_pool(int(beyond[fits].sum()))
         return fits
 

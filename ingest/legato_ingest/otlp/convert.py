@@ -87,7 +87,7 @@ def convert_requests(
         )
         for number, each in enumerate(validated)
     ]
-    return _measured(batches) if len(batches) > 1 else batches
+    return _measured(batches, [each.budget.taken for each in validated]) if len(batches) > 1 else batches
 
 
 def _whole(limits: Limits, tenant: str, now_ns: int) -> Budget:
@@ -113,15 +113,23 @@ def _days(budget: Budget, has_sockets: bool = False) -> frozenset[tuple[str, int
     return frozenset(days)
 
 
-def _measured(batches: Sequence[Batch]) -> list[Batch]:
-    """Return the batches with their sizes. Arrow measures parts of a table slowly, so each gets its share of the whole, by weight.
+def _measured(batches: Sequence[Batch], taken: Sequence[int]) -> list[Batch]:
+    """Return the batches with their sizes. ``taken``: the bytes of rows that each has declared.
 
-    The parts of a table share its memory. They are not joined with ``Batch.joined``, which copies them.
+    Arrow measures parts of a table slowly, so each batch gets its share of the whole. Rejected items declare nothing, and each batch has
+    its own table of them. The parts of other tables share memory. They are not joined with ``Batch.joined``, which copies them.
     """
-    parts = ([table for table in tables if table.num_rows] for tables in zip(*(each.tables for each in batches), strict=True))
-    whole = sum(pa.concat_tables(each).get_total_buffer_size() for each in parts if each)
-    weight = sum(each.weight + 1 for each in batches)
-    return [replace(each, size_bytes=1 + whole * (each.weight + 1) // weight) for each in batches]
+    parts = ([table for table in tables if table.num_rows] for tables in zip(*(each.accepted for each in batches), strict=True))
+    whole, declared = sum(pa.concat_tables(each).get_total_buffer_size() for each in parts if each), sum(taken) + len(taken)
+    return [
+        replace(each, size_bytes=1 + whole * (own + 1) // declared + _bytes_of(each.rejected))
+        for each, own in zip(batches, taken, strict=True)
+    ]
+
+
+def _bytes_of(table: pa.Table) -> int:
+    # Slow, also for an empty table.
+    return int(table.nbytes) if table.num_rows else 0
 
 
 def convert_points(

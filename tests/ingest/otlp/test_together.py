@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from dataclasses import fields
@@ -14,12 +15,14 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from helpers.builders.converted import convert_body
 from helpers.builders.spans import native_span, request
+from helpers.builders.worst_bodies import CASES
 from helpers.platform.examples import examples
 from legato._timeline import pack
 from legato_gpu_agent.agent.otlp_spans import Engine, steps_request
 from legato_gpu_agent.plugin.model import FinishedRequest, Step
 from legato_ingest.otlp import convert
 from legato_ingest.otlp.batch import Limits
+from legato_ingest.otlp.signals import SPANS
 from legato_ingest.otlp.together import convert_bodies
 
 NOW_NS = time.time_ns()
@@ -92,6 +95,15 @@ def test_many_spans_in_few_bytes_are_not_parsed_together() -> None:
     began_s = time.monotonic()
     batches = convert_bodies([*[bomb] * 100, *bodies_of(1, 3)], tenant="", now_ns=NOW_NS, limits=Limits())
     assert batches[:99] == [None] * 99 and time.monotonic() - began_s < 5
+
+
+def test_a_body_is_measured_by_its_rows_whatever_is_converted_beside_it() -> None:
+    """A neighbour with small rows, for example a stream that declares 65,536 chunks, takes over no memory of a body."""
+    makers = [make for signal, make in CASES.values() if signal is SPANS]
+    for make, other in itertools.product(makers, makers):
+        batch, _ = convert_bodies([make(NOW_NS, 3_000), other(NOW_NS, 300)], tenant="t", now_ns=NOW_NS, limits=Limits())
+        if batch is not None:
+            assert batch.size_bytes >= 0.8 * sum(table.nbytes for table in batch.tables)
 
 
 def _varint(value: int) -> bytes:
