@@ -49,9 +49,10 @@ class LoopLag:
     def lag_ns(self, since_ns: int, until_ns: int) -> int:
         """Return for how long the loop was blocked between two monotonic times, in ns; ``until_ns`` is now.
 
-        asyncio may run the read that follows a block before the timer that is due, so a timer that is overdue counts, too.
+        asyncio may run the read that follows a block before the timer that is due, so a timer that is overdue counts, too. The timer of a
+        loop that does not run is no evidence: a stream may be read on one loop after another.
         """
-        is_overdue = self._timer is not None and until_ns - self._due > _LAG_NS_MIN
+        is_overdue = self._timer is not None and until_ns - self._due > _LAG_NS_MIN and asyncio._get_running_loop() is self._loop()
         delays = [*self._delays, (self._late_at or self._due, until_ns)] if is_overdue else self._delays
         return sum(max(0, min(end, until_ns) - max(start, since_ns)) for start, end in delays)
 

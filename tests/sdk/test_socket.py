@@ -138,6 +138,23 @@ def test_a_read_right_after_a_block_finds_the_lag(spans: Spans, columns: Callabl
     assert 370 < max(holds_ms) <= sum(holds_ms) < 500
 
 
+def test_a_stream_that_is_read_on_many_loops_has_no_lag(spans: Spans, columns: Callable[[ReadableSpan], dict[str, Any]]) -> None:
+    """A synchronous bridge runs a loop for each item: the timer of a loop that has ended is not overdue."""
+
+    async def source() -> AsyncIterator[str]:
+        for _ in range(4):
+            await asyncio.sleep(0.2)
+            yield "word"
+
+    async def following(items: AsyncIterator[str]) -> str | None:
+        return await anext(items, None)
+
+    items = aiter(legato.wrap(source(), model="m"))
+    while asyncio.run(following(items)) is not None:
+        pass
+    assert sum(columns(spans()[0]).get("holds") or [0]) * 0.064 < 100
+
+
 def test_the_timer_stops_with_the_last_stream(url: str) -> None:
     """No timer is left on the loop after streams were read to their end or closed, and the loop can be garbage-collected."""
 
