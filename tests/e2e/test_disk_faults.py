@@ -114,6 +114,24 @@ def test_a_part_that_cannot_be_read_at_the_start_is_named(tmp_path: pathlib.Path
     assert [each.name for each in (part.parent / "detached").iterdir()] == [f"broken-on-start_{part.name}"]
 
 
+def test_a_log_that_cannot_be_read_is_named_at_the_start(tmp_path: pathlib.Path) -> None:
+    """The start ends with a sentence and drops nothing: once the disk can be read, the requests are inserted."""
+    store = tmp_path / "store"
+    with serve_process(store) as served:
+        assert (post(served, 8), shown(served)) == (200, chunks(8))
+        assert post(served, 3) == 200
+        served.process.kill()
+        served.process.wait()
+        environ = served.environ
+    (path,) = (each for each in (store / "legato_wal").glob("?.wal") if each.stat().st_size)
+    command = [*tracing(("read", "pread64"), "EIO", path), sys.executable, "-m", "legato_ingest", "serve"]
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1 and "Traceback" not in ended.stderr
+    assert f"the write-ahead log {path}, which holds acknowledged requests, cannot be read: Input/output error" in ended.stderr
+    with serve_process(store) as served:
+        assert shown(served) == chunks(11)
+
+
 def test_a_damaged_place_of_the_log_costs_its_request_alone(tmp_path: pathlib.Path) -> None:
     """After a kill: those before and behind it are inserted, the log names the place, and the metric counts it."""
     store = tmp_path / "store"

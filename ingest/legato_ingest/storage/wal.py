@@ -74,13 +74,14 @@ class WriteAheadLog:
         """Yield each payload that may not be stored, with its segment, once after the log was opened. Each is to be given to ``stored``.
 
         Behind the last record there may be a part of one that was cut off by a crash; its request was not acknowledged. What is damaged
-        is logged and counted, and costs no other record.
+        is logged and counted, and costs no other record. Raises ``LegatoError`` where the disk cannot read: then nothing is dropped.
         """
         # All are counted before the first is stored or set aside: a segment is emptied with its last, and appended to behind it.
         found = [self._counted(segment) for segment in self._segments]
         for number, (segment, records) in enumerate(zip(self._segments, found, strict=True)):
             for record in records:
-                payload = os.pread(segment.file, record.size, record.at)
+                with _reading(segment):
+                    payload = os.pread(segment.file, record.size, record.at)
                 if zlib.crc32(payload) == record.checksum:
                     yield number, payload
                 else:
@@ -91,7 +92,7 @@ class WriteAheadLog:
 
     def _counted(self, segment: _Segment) -> list[Record]:
         """Take note of the records of a segment, and return them."""
-        with segment.path.open("rb") as file:
+        with _reading(segment), segment.path.open("rb") as file:
             records = records_in(file, self._key)
         for first, last in records.damaged:
             _log.error("%s: the bytes %d to %d are damaged: requests that were in them may be lost", segment.path, first, last)
@@ -177,6 +178,18 @@ class WriteAheadLog:
 
 def _opened(path: pathlib.Path) -> _Segment:
     return _Segment(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+
+
+@contextlib.contextmanager
+def _reading(segment: _Segment) -> Iterator[None]:
+    """Raise ``LegatoError`` for an error of the disk: what a repaired disk may still have must not be dropped."""
+    try:
+        yield
+    except OSError as error:
+        raise LegatoError(
+            f"the write-ahead log {segment.path}, which holds acknowledged requests, cannot be read: {error.strerror}; repair the disk, or "
+            f"put a copy of what can be read in its place (dd conv=noerror,sync bs=4096): only requests in the missing bytes are lost then"
+        ) from None
 
 
 def _key_of(path: pathlib.Path) -> bytes:

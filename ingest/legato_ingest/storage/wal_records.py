@@ -151,7 +151,7 @@ def _consecutive(file: BinaryIO, at: int, end: int, key: bytes) -> Iterator[Reco
         elif is_current and not ((following := _record_at(file, record.end)) and following.is_right(key)):
             return
         # With the key of another time, the contents decide. Otherwise a damaged length would hide the records behind it.
-        elif record.seal and not _is_intact(file, record):
+        elif not _is_intact(file, record) and (record.seal or _next_sealed(file, record.at, record.end, key) is not None):
             return
         yield record
         at = record.end

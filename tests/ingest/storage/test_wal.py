@@ -188,11 +188,14 @@ def test_a_payload_passes_off_no_part_of_itself_as_a_record(tmp_path: pathlib.Pa
 def test_a_log_of_an_earlier_version_is_read(tmp_path: pathlib.Path) -> None:
     """Its heads have no seals, and it has no key. A log that has lost its key is read, too."""
     before = b"".join(struct.pack("<4sIQ", b"LGW1", zlib.crc32(each), len(each)) + each for each in PAYLOADS)
-    tmp_path.joinpath("0.wal").write_bytes(before)
+    (path := tmp_path / "0.wal").write_bytes(before)
     log = WriteAheadLog(tmp_path)
     assert [payload for _, payload in log.pending()] == PAYLOADS
     log.append([b"new"])
     log.close()
+    content = path.read_bytes()
+    assert rewritten(tmp_path, content[:8] + (len(content) - 16).to_bytes(8, "little") + content[16:]) == [b"new"]
+    path.write_bytes(content)
     (tmp_path / "key").write_bytes(b"short")
     assert [payload for _, payload in reopened(tmp_path)] == [*PAYLOADS, b"new"]
 
