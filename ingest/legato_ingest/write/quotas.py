@@ -1,8 +1,8 @@
 """Quotas of one tenant: bytes per second, in-flight bytes, and distinct label combinations per hour (the cardinality limit).
 
 A request over a quota is refused with 429 and a time to retry after, before anything of it is stored; other tenants are not affected. The
-rate is a balance that grows with time and may be overdrawn by one request, so that a body of any size is accepted after a wait. The
-cardinality counts what multiplies rows of the rollups and series of samples; it is taken from converted rows.
+rate is a balance that grows with time and may be overdrawn by one request at a time, so that a body of any size is accepted after a wait.
+The cardinality counts what multiplies rows of the rollups and series of samples; it is taken from converted rows.
 """
 
 from __future__ import annotations
@@ -47,11 +47,15 @@ def _distinct(rows: pa.Table, columns: Sequence[str]) -> Iterable[tuple[object, 
 
 @dataclass(slots=True)
 class _Account:
-    """The use of one tenant: balance of its rate in bytes at the time ``at``, bytes in flight, label hashes of the hour ``hour``."""
+    """The use of one tenant: balance of its rate in bytes at the time ``at``, bytes in flight, label hashes of the hour ``hour``.
+
+    ``overdrawer`` is the request in flight that has overdrawn the balance.
+    """
 
     balance: float
     at: float
     in_flight: int = 0
+    overdrawer: object = None
     hour: int = -1
     labels: set[int] = field(default_factory=set)
 
@@ -76,7 +80,7 @@ class TenantQuotas:
     @contextmanager
     def request(self, tenant: str) -> Iterator[Callable[[int], None]]:
         """Enter for one request: checks the rate and yields a function that counts bytes of its body as in flight, until exit."""
-        own = 0
+        own, this = 0, object()
 
         def count(size: int) -> None:
             nonlocal own
@@ -85,16 +89,25 @@ class TenantQuotas:
                 most = self._in_flight_bytes_max
                 if most and account.in_flight > own and account.in_flight + size > most:
                     raise Overloaded(f"{account.in_flight} bytes of the tenant {tenant} are in flight, at most {most} are allowed")
+                # Requests that began before the balance was spent would overdraw it one after another.
+                if account.overdrawer is not this:
+                    self._check_rate(tenant, account)
+                    if account.balance < size:
+                        account.overdrawer = this
                 account.in_flight += size
                 account.balance -= size
                 own += size
 
-        self._check_rate(tenant)
+        with self._lock:
+            self._check_rate(tenant, self._account(tenant))
         try:
             yield count
         finally:
             with self._lock:
-                self._account(tenant).in_flight -= own
+                account = self._account(tenant)
+                account.in_flight -= own
+                if account.overdrawer is this:
+                    account.overdrawer = None
 
     def check_cardinality(self, tenant: str, labels: Iterable[int]) -> None:
         """Add the label hashes of a request to those of the hour. Raises ``Overloaded`` when they exceed the limit; then none is added."""
@@ -112,13 +125,9 @@ class TenantQuotas:
                 )
             account.labels = both
 
-    def _check_rate(self, tenant: str) -> None:
-        if not self._bytes_per_s:
-            return
-        with self._lock:
-            balance = self._account(tenant).balance
-        if balance < 0:
-            wait = min(_RETRY_AFTER_S_MAX, math.ceil(-balance / self._bytes_per_s))
+    def _check_rate(self, tenant: str, account: _Account) -> None:
+        if self._bytes_per_s and account.balance < 0:
+            wait = min(_RETRY_AFTER_S_MAX, math.ceil(-account.balance / self._bytes_per_s))
             raise Overloaded(f"the tenant {tenant} sends more than {self._bytes_per_s} bytes per second", wait)
 
     def _account(self, tenant: str) -> _Account:

@@ -67,6 +67,22 @@ def test_a_body_of_any_size_is_accepted_after_a_wait() -> None:
     assert 980 <= clock.now - 1_000_000 <= 1_050
 
 
+def test_requests_that_began_together_do_not_overdraw_one_after_another() -> None:
+    """One of them may, whatever the size of its body; the others are refused."""
+    quotas = quotas_of(Clock(), bytes_per_s=100)
+    with quotas.request("shop") as first, quotas.request("shop") as second, quotas.request("shop") as third:
+        first(100)
+        second(100)
+        second(5_000)
+        for charge in (first, third):
+            with pytest.raises(Overloaded) as refused:
+                charge(1)
+            assert refused.value.retry_after_s == 51
+        second(5_000)
+    with pytest.raises(Overloaded):
+        send(quotas, 1)
+
+
 @given(st.lists(st.tuples(st.floats(0, 5), st.integers(1, 500)), max_size=60))
 def test_a_tenant_never_exceeds_its_rate(requests: list[tuple[float, int]]) -> None:
     """The accepted bytes are at most the burst, the rate times the elapsed time, and one request that overdrew."""
