@@ -24,18 +24,22 @@ _HEADERS_MAX, _WAITING_MAX = 256, 16
 # Seconds between two checks of a connection; seconds for its head; seconds without progress after which it ends. Progress is so many bytes
 # of a body, or so many bytes of a reply that the client has read between two checks.
 _CHECK_S, _HEAD_S, _STALLED_S, _BODY_BYTES_MIN, _READ_BYTES_MIN = 10.0, 30.0, 60.0, 64 * 1024, 4 * 1024
+# Pieces of a body that may be smaller than so many bytes on average: each costs a call, whatever its size.
+_PIECES_MAX, _PIECE_BYTES_MIN = 1_024, 64
+# After so many bytes, other connections have their turn: libuv would read 32 buffers of one connection, 8 MB, before it looks at another.
+_TURN_BYTES = 64 * 1024
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
 class _TooMany(ValueError):
-    """Headers, or requests that wait. The parser ends the connection with status 400."""
+    """Headers, pieces of a body, or requests that wait. The parser ends the connection with status 400."""
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """A connection. It is closed when a head exceeds its bound, when as many bytes bring nothing that the parser can pass on, and when its
-    client makes no progress."""
+    """A connection. It is closed when a head exceeds its bound, when as many bytes bring nothing that the parser can pass on, when a body
+    consists of tiny pieces, and when its client makes no progress."""
 
-    _head_bytes = _silent_bytes = _headers = _body_bytes = _unsent = 0
+    _head_bytes = _silent_bytes = _headers = _body_bytes = _unsent = _pieces = _pieces_bytes = 0
     # What is awaited from the client: a head, a body, or nothing; since when; and since when it has not read.
     _awaited = "head"
     _since_s = _unread_since_s = 0.0
@@ -63,12 +67,15 @@ class HttpProtocol(HttpToolsProtocol):
         if max(self._silent_bytes, self._head_bytes) > HEAD_BYTES_MAX and not self.transport.is_closing():
             self.transport.write(_TOO_LARGE)
             self.transport.close()
+        if len(data) >= _TURN_BYTES and not self.transport.is_closing():
+            self.transport.pause_reading()
+            self.loop.call_soon(self._take_turn)
 
     def on_message_begin(self) -> None:
         """A request begins."""
         if len(self.pipeline) >= _WAITING_MAX:
             raise _TooMany(f"more than {_WAITING_MAX} requests wait in one connection")
-        self._head_bytes = self._headers = 0
+        self._head_bytes = self._headers = self._pieces = self._pieces_bytes = 0
         self.expect("head")
         super().on_message_begin()
 
@@ -94,6 +101,10 @@ class HttpProtocol(HttpToolsProtocol):
         """A part of the body has been read."""
         self._silent_bytes = 0
         self._body_bytes += len(body)
+        self._pieces += 1
+        self._pieces_bytes += len(body)
+        if self._pieces > _PIECES_MAX and self._pieces_bytes < self._pieces * _PIECE_BYTES_MIN:
+            raise _TooMany(f"a body of {self._pieces_bytes} bytes in {self._pieces} pieces")
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -107,6 +118,15 @@ class HttpProtocol(HttpToolsProtocol):
         """The client has read most of what waited for it."""
         self._has_read = True
         super().resume_writing()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        # An Upgrade that is not supported is ignored (RFC 9110, section 7.8). uvicorn would log it, and advise to install a package.
+        pass
+
+    def _take_turn(self) -> None:
+        """Read on, unless the application has not taken what was read."""
+        if not self.flow.read_paused and not self.transport.is_closing():
+            self.transport.resume_reading()
 
     def expect(self, what: str) -> None:
         """Take note of what the client has to send next: a ``head``, a ``body``, or nothing (empty)."""

@@ -158,3 +158,13 @@ def test_what_takes_memory_for_a_few_bytes_is_refused(url: str, abuse: bytes) ->
             received += len(data)
         assert received < 700_000_000
     assert httpx.post(f"{url}/x", content=b"123").json() == [3, 0]
+
+
+def test_a_body_of_tiny_pieces_is_cut_off(url: str) -> None:
+    """Each piece costs a call of the parser. A thousand are accepted, as a slow sender may need, and any number of usual ones."""
+    with httpx.Client() as client:
+        assert client.post(f"{url}/x", content=iter([b"x"] * 1_000)).json() == [1_000, 0]
+        assert client.post(f"{url}/x", content=iter([b"x" * 64] * 5_000)).json() == [320_000, 0]
+    with connected(url) as connection, pytest.raises(OSError, match="reset|[Bb]roken pipe"):
+        connection.sendall(b"POST /x HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+        connection.sendall(b"1\r\nx\r\n" * 2_000_000)

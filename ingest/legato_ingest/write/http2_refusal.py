@@ -23,7 +23,7 @@ _END_STREAM, _ACK, _END_HEADERS = 1, 1, 4
 _HEAD_BYTES = 9
 _STATUS_200 = b"\x88"
 _LOG_EVERY_S = 60.0
-_CALLS_MAX, _BUFFER_BYTES_MAX, _OPEN_S_MAX = 100, 65_536, 60.0
+_CALLS_MAX, _FRAMES_MAX, _BUFFER_BYTES_MAX, _OPEN_S_MAX = 100, 1_000, 65_536, 60.0
 
 
 def protocol_class(grpc_port: int) -> type[asyncio.Protocol]:
@@ -57,7 +57,7 @@ def protocol_class(grpc_port: int) -> type[asyncio.Protocol]:
                     _log.warning("a client speaks HTTP/2, probably gRPC, and is refused: %s", todo)
             self.transport.write(self.frames.answer(data))
             # A client that does not read its answers, or that never ends, gets no more of them.
-            if self.frames.calls > _CALLS_MAX or self.transport.get_write_buffer_size() > _BUFFER_BYTES_MAX:
+            if self.frames.is_over or self.transport.get_write_buffer_size() > _BUFFER_BYTES_MAX:
                 self.transport.abort()
 
     return Protocol
@@ -71,12 +71,17 @@ class _Frames:
         self._answer = _STATUS_200 + b"".join(_field(name, value) for name, value in fields.items())
         self._head = b""
         self._skip = 0
-        self.calls = 0
+        self._calls = self._frames = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the client has sent as many calls, or frames, as are answered in one connection."""
+        return self._calls > _CALLS_MAX or self._frames > _FRAMES_MAX
 
     def answer(self, data: bytes) -> bytes:
         """Return the answers to the frames that begin in these bytes: to settings, and to the headers of calls."""
         out, at = [], 0
-        while at < len(data):
+        while at < len(data) and not self.is_over:
             step = min(self._skip or _HEAD_BYTES - len(self._head), len(data) - at)
             if self._skip:
                 self._skip -= step
@@ -90,11 +95,12 @@ class _Frames:
 
     def _to(self, head: bytes) -> bytes:
         kind, flags, stream = head[3], head[4], int.from_bytes(head[5:], "big")
+        self._frames += 1
         if kind == _SETTINGS and not flags & _ACK:
             return _frame(_SETTINGS, _ACK, 0)
         if kind != _HEADERS:
             return b""
-        self.calls += 1
+        self._calls += 1
         return _frame(_HEADERS, _END_STREAM | _END_HEADERS, stream, self._answer)
 
 

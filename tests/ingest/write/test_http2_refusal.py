@@ -33,14 +33,15 @@ def test_a_grpc_client_is_shown_the_right_port(caplog: pytest.LogCaptureFixture)
     assert "use port 4317" in logged
 
 
-def test_a_client_that_only_asks_is_cut_off() -> None:
+@pytest.mark.parametrize("frame", [b"\0\0\0\x01\x05\0\0\0\x01", b"\0\0\0\x06\x01\0\0\0\0"], ids=["calls", "pings"])
+def test_a_client_that_only_asks_is_cut_off(frame: bytes) -> None:
     """Heads of calls without an end, of a client that reads no answer: the connection ends, and the server keeps no answers."""
     with served(FastAPI(), http=protocol_class(4317)) as url:
         host, port = url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=30) as connection, pytest.raises(OSError, match="reset|[Bb]roken pipe"):
             connection.sendall(PREFACE)
             for _ in range(2_000):
-                connection.sendall(b"\0\0\0\x01\x05\0\0\0\x01" * 1_000)
+                connection.sendall(frame * 1_000)
 
 
 @pytest.mark.parametrize("step", [1, 7, 1000])
