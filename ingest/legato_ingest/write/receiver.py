@@ -36,6 +36,8 @@ from legato_ingest.write.quotas import TenantQuotas, label_hashes
 __all__ = ["Call", "Counters", "Outcome", "Receiver"]
 
 _log = logging.getLogger("legato")
+# Characters of a content encoding that are kept. A header may have 64 KiB, which no quota counts; those that are known have four.
+_ENCODING_MAX = 64
 # Decompressed bytes of a body that is converted together with others.
 _TOGETHER_BYTES_MAX = 128 * 1024
 # So long a further batch of a large body waits for room in the queue, and if another body waits for its place. It looks again after each
@@ -147,7 +149,7 @@ class Receiver:
             admit = admission.enter_context(self._admission.request(tenant))
             content = await call.read((count, admit))
             self._metrics.received_bytes.inc(len(content))
-            entry = Entry(Body(call.signal, content, call.content_type, call.encoding, tenant))
+            entry = Entry(Body(call.signal, content, http.check_type(call.content_type), call.encoding.strip()[:_ENCODING_MAX], tenant))
             receipt, last = Receipt(), None
             try:
                 async with aclosing(self._conversions.batches(entry.body)) as batches:

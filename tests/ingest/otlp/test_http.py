@@ -53,6 +53,15 @@ def test_a_small_zstd_body_of_blocks_that_repeat_a_byte_takes_little_memory() ->
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "zstd"])
+def test_a_body_of_very_many_parts_is_refused(encoding: str) -> None:
+    """Members or frames: the format allows any number, and empty ones of some bytes cost as much time as others."""
+    part = COMPRESS[encoding](b"x")
+    assert decompress(encoding, 1_024 * part, 100_000) == 1_024 * b"x"
+    with pytest.raises(TooLarge, match="more than 1024 parts"):
+        decompress(encoding, 1_025 * part, 100_000)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "zstd"])
 def test_an_incomplete_or_foreign_body_is_rejected(encoding: str) -> None:
     """Truncated anywhere, followed by other bytes, or not compressed at all."""
     content = COMPRESS[encoding](b"abc" * 100)
