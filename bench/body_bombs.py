@@ -1,10 +1,11 @@
 """Hostile bodies beside an honest sender: whether one sender can delay the acknowledgements of another, or take the memory.
 
-    python bench/body_bombs.py [--seconds 6] [--bytes 65536] [--only TEXT]
+    python bench/body_bombs.py [--seconds 6] [--bytes 65536] [--connections 1] [--tenant] [--only TEXT]
 
-A `legato serve` with an embedded store receives a stream every 100 ms. For `--seconds` each, one connection sends a hostile body again and
-again: small bodies that declare many chunks, steps, texts, series or faults (the cases of `tests/ingest/otlp/test_split_attacks.py`), and
-rows on each day of the last three months in each table. Between two attacks the honest sender is alone for as long, which is compared.
+A `legato serve` with an embedded store receives a stream every 100 ms. For `--seconds` each, `--connections` send a hostile body again and
+again, with `--tenant` as another tenant: small bodies that declare many chunks, steps, texts, series or faults (the cases of
+`tests/ingest/otlp/test_split_attacks.py`), rows on each day of the last three months in each table, and bodies that are much larger after
+decompression. Between two attacks the honest sender is alone for as long, which is compared.
 
 Last line: one JSON object with `attacks`, `quiet_p99_ms`, `ack_p99_ms` (of the acknowledgements beside all attacks), `worst_ack_p99_ms` (of
 those beside the worst attack), `added_ms` (the difference of that to `quiet_p99_ms`), `growth_max_mb` (the resident memory of the processes
@@ -20,7 +21,8 @@ import pathlib
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import httpx
@@ -31,22 +33,35 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 
 from bench.common.bystander import watched  # noqa: E402
 from bench.common.machine import describe  # noqa: E402
-from bench.crash_pipelines.serve import Serve, fresh_serve  # noqa: E402
+from bench.crash_pipelines.serve import Serve, bearer, fresh_serve  # noqa: E402
 from helpers.builders.spans import native_span, request  # noqa: E402
 from helpers.builders.worst_bodies import CASES, DAY_NS, finished, point, points, resources_in_json, spans, steps  # noqa: E402
 from legato_ingest.otlp.signals import POINTS, SPANS  # noqa: E402
 
 _DAYS = 89
+# A frame of 254 blocks of one repeated byte, each of 128 KiB (RFC 8878, section 3.1.1.2), and an empty last block.
+_ZSTD_BOMB = bytes.fromhex("28b52ffd0058") + 254 * ((1 << 1 | 2**17 << 3).to_bytes(3, "little") + b"x") + (1).to_bytes(3, "little")
 
 
 @dataclass(frozen=True)
 class Attack:
-    """A body, and the path that it is sent to."""
+    """A body, and the path that it is sent to. A body without an ``encoding`` is sent as gzip."""
 
     name: str
     path: str
     body: bytes
     content_type: str = "application/x-protobuf"
+    encoding: str = ""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers of the request."""
+        return {"Content-Type": self.content_type, "Content-Encoding": self.encoding or "gzip"}
+
+    @property
+    def content(self) -> bytes:
+        """The body as it is sent."""
+        return self.body if self.encoding else gzip.compress(self.body, 6)
 
 
 def attacks(size: int, now_ns: int) -> Iterator[Attack]:
@@ -63,24 +78,37 @@ def attacks(size: int, now_ns: int) -> Iterator[Attack]:
     yield Attack("steps on 89 days", SPANS.path, spans(steps(at_ns, 2, 1) for at_ns in days))
     yield Attack("finished requests on 89 days", SPANS.path, spans(finished(at_ns, 2) for at_ns in days))
     yield Attack("data points on 89 days", POINTS.path, points(point(at_ns) for at_ns in days))
+    yield Attack("33 MB in 1 KB of zstd", SPANS.path, _ZSTD_BOMB, encoding="zstd")
     yield Attack("steps 71 minutes apart", SPANS.path, spans([steps(now_ns - 88 * DAY_NS, 1_700, 2**32 - 1)] * 8))
 
 
-def sent(otlp: int, attack: Attack, until_s: float) -> Counter[int]:
-    """Send a body again and again, compressed. Return the replies by status."""
-    replies = Counter[int]()
-    headers = {"Content-Type": attack.content_type, "Content-Encoding": "gzip"}
-    content = gzip.compress(attack.body, 6)
-    with httpx.Client(base_url=f"http://127.0.0.1:{otlp}", timeout=120) as client:
+def sent(clients: Sequence[httpx.Client], attack: Attack, until_s: float) -> Counter[int]:
+    """Send a body again and again on each connection. Return the replies by status."""
+    content = attack.content
+
+    def send(client: httpx.Client) -> Counter[int]:
+        replies = Counter[int]()
         while time.monotonic() < until_s:
-            replies[client.post(attack.path, content=content, headers=headers).status_code] += 1
-    return replies
+            replies[client.post(attack.path, content=content, headers=attack.headers).status_code] += 1
+        return replies
+
+    with ThreadPoolExecutor(len(clients)) as threads:
+        return sum(threads.map(send, clients), Counter[int]())
 
 
-def attacked(serve: Serve, seconds: float, size: int, only: str) -> dict[str, object]:
+def connected(serve: Serve, connections: int) -> list[httpx.Client]:
+    """Return so many clients, of a second tenant if there are tenants.
+
+    To make one takes 20 ms of Python's interpreter, for which the honest sender would wait if it were made during an attack.
+    """
+    return [httpx.Client(base_url=f"http://127.0.0.1:{serve.otlp}", headers=bearer(serve.greedy), timeout=120) for _ in range(connections)]
+
+
+def attacked(serve: Serve, seconds: float, size: int, connections: int, only: str) -> dict[str, object]:
     """Run each attack beside the honest sender, and return the figures."""
     quiet, beside, growth, requests = list[float](), list[list[float]](), 0, 0
     print(f"{'attack':<40} {'bytes':>8} {'replies':<18} {'ack p50':>8} {'p99':>7} {'max ms':>7} {'MB':>6}")
+    clients = connected(serve, connections)
     with watched(serve, of_serve=True) as (sender, memory):
         time.sleep(3)
         rest = memory.take()
@@ -88,7 +116,7 @@ def attacked(serve: Serve, seconds: float, size: int, only: str) -> dict[str, ob
             before = len(sender.seconds)
             time.sleep(seconds)
             began = len(sender.seconds)
-            replies = sent(serve.otlp, attack, time.monotonic() + seconds)
+            replies = sent(clients, attack, time.monotonic() + seconds)
             quiet += sender.seconds[before:began]
             beside.append([1000 * each for each in sender.seconds[began:]] or [1000 * seconds])
             grown, requests = memory.take() - rest, requests + replies.total()
@@ -119,11 +147,13 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--seconds", type=float, default=6, help="duration of each attack, and of the pause before it")
     options.add_argument("--bytes", type=int, default=65_536, help="size of a body before compression")
+    options.add_argument("--connections", type=int, default=1, help="connections that send a hostile body at the same time")
+    options.add_argument("--tenant", action="store_true", help="send the hostile bodies as another tenant than the honest sender")
     options.add_argument("--only", default="", help="only attacks with this text in their name")
     given = options.parse_args()
     print(describe("chdb", "uvicorn"))
-    with fresh_serve() as serve:
-        print(json.dumps(attacked(serve, given.seconds, given.bytes, given.only)))
+    with fresh_serve(tenants=int(given.tenant)) as serve:
+        print(json.dumps(attacked(serve, given.seconds, given.bytes, given.connections, given.only)))
 
 
 if __name__ == "__main__":
