@@ -187,11 +187,11 @@ WITH
         FROM
         (
             SELECT
-                groupUniqArray((tenant::String, service_name::String, vantage::String, arrayFirst(row -> row.2 IN ('*', tenant) AND service_name LIKE row.3 AND model LIKE row.4 AND route LIKE row.5, objectives).6)) AS pages,
+                groupUniqArray((tenant::String, service_name::String, vantage::String, arrayFirst(row -> row.2 IN ('*', tenant) AND service_name LIKE row.3::String AND model LIKE row.4::String AND route LIKE row.5::String, objectives).6)) AS pages,
                 arrayMap(each -> indexOf(['engine', 'server', 'gateway', 'client', 'screen'], each.3), pages) AS places
             FROM stream_revs
             WHERE length(paging) > 1 AND start_time > at - INTERVAL 1 HOUR AND start_time <= at
-                AND has(paging, (tenant::String, service_name::String, vantage::String, arrayFirst(row -> row.2 IN ('*', tenant) AND service_name LIKE row.3 AND model LIKE row.4 AND route LIKE row.5, objectives).6))
+                AND has(paging, (tenant::String, service_name::String, vantage::String, arrayFirst(row -> row.2 IN ('*', tenant) AND service_name LIKE row.3::String AND model LIKE row.4::String AND route LIKE row.5::String, objectives).6))
             GROUP BY tenant, trace_id
         )
         ARRAY JOIN pages AS page, places AS place
@@ -211,7 +211,7 @@ WITH
             SELECT tenant, service, vantage, objective, window, cause::String AS lent_name, sum(excess_us) AS heavy
             FROM
             (
-                SELECT tenant, service_name AS service, vantage, arrayFirst(row -> row.2 IN ('*', tenant) AND service_name LIKE row.3 AND model LIKE row.4 AND route LIKE row.5, objectives).6 AS objective, trace_id, max(start_time) AS begun
+                SELECT tenant, service_name AS service, vantage, arrayFirst(row -> row.2 IN ('*', tenant) AND service_name LIKE row.3::String AND model LIKE row.4::String AND route LIKE row.5::String, objectives).6 AS objective, trace_id, max(start_time) AS begun
                 FROM stream_revs
                 WHERE notEmpty(causeless) AND start_time > at - INTERVAL 3 DAY AND start_time <= at AND stalls_250ms > 0
                     AND has(causeless, (tenant::String, service_name::String, vantage::String, objective))
@@ -232,7 +232,7 @@ WITH
     ),
     worst AS
     (
-        SELECT tenant, service_name AS service, vantage, arrayFirst(row -> row.2 IN ('*', tenant) AND service_name LIKE row.3 AND model LIKE row.4 AND route LIKE row.5, objectives).6 AS objective, lower(hex(argMax(trace_id, gap_max_us))) AS trace
+        SELECT tenant, service_name AS service, vantage, arrayFirst(row -> row.2 IN ('*', tenant) AND service_name LIKE row.3::String AND model LIKE row.4::String AND route LIKE row.5::String, objectives).6 AS objective, lower(hex(argMax(trace_id, gap_max_us))) AS trace
         FROM stream_revs
         WHERE notEmpty(burning) AND start_time > at - INTERVAL 6 HOUR AND start_time <= at
             AND has(

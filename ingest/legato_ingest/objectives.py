@@ -40,7 +40,10 @@ TARGET = "transform(objective::String, targets.1, targets.2, targets.2[indexOf(t
 LISTED = """(
         SELECT arraySort(groupArray((rank, tenant, service_like, model_like, route_like, name))) FROM current_objectives
     )"""
-NAME = "arrayFirst(row -> row.2 IN ('*', tenant) AND service_name LIKE row.3 AND model LIKE row.4 AND route LIKE row.5, objectives).6"
+NAME = (
+    "arrayFirst(row -> row.2 IN ('*', tenant) AND service_name LIKE row.3::String AND model LIKE row.4::String "
+    "AND route LIKE row.5::String, objectives).6"
+)
 
 _PATTERN_BYTES_MAX = 256
 

@@ -145,7 +145,7 @@ QUERIES = [
     "SELECT count() FROM view(SELECT * FROM stream_revs)",
     "SELECT sum(n) FROM (SELECT 1 AS n FROM stream_revs UNION ALL SELECT 0 AS n FROM streams)",
     "SELECT count() FROM numbers(10) WHERE number IN (SELECT toUInt64(reinterpretAsUInt8(substring(span_id, 1, 1))) FROM stream_revs)",
-    "SELECT uniqExact(trace_id) FROM stream_revs PREWHERE 1",
+    "SELECT uniqExact(trace_id) FROM stream_revs WHERE 1",
     "SELECT count() FROM stream_revs WHERE tenant != '' OR 1",
     "SELECT count() FROM stream_revs GROUP BY ALL",
     "SELECT countIf(1) OVER () FROM stream_revs LIMIT 1",
@@ -188,6 +188,7 @@ def test_no_table_shows_another_tenant(filled: Endpoints) -> None:
         "SELECT * FROM mergeTreeProjection(default, stream_revs, x)",
         "SELECT * FROM loop(default.stream_revs)",
         "SELECT joinGet('stream_revs', 'x', 1)",
+        "SELECT count() FROM stream_revs PREWHERE toUInt8(tenant) = 1",
     ],
 )
 def test_the_filter_cannot_be_bypassed(filled: Endpoints, sql: str) -> None:

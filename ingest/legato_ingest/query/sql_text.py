@@ -102,6 +102,8 @@ def _check_words(found: list[tuple[str, str]]) -> None:
     words = [text.upper() for kind, text in found if kind != "space"]
     if ("INTO", "OUTFILE") in zip(words, words[1:], strict=False):
         raise Refused("INTO OUTFILE writes a file")
+    if "PREWHERE" in words:
+        raise Refused("PREWHERE is evaluated before the filter of a tenant: write WHERE")
     # The tree leaves out the expressions of a SHOW.
     if words and words[0] == "SHOW" and ("WHERE" in words or "(" in words):
         raise Refused("SHOW is accepted with LIKE only, without expressions; SELECT from system.tables or system.columns instead")

@@ -7,7 +7,8 @@ are accepted, so a feature of a later ClickHouse is rejected until it is added t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
 
 from legato_ingest.query.sql_functions import allows, allows_table
 from legato_ingest.query.sql_text import Refused
@@ -32,11 +33,17 @@ _SYSTEM_TABLES = frozenset(
     "one numbers numbers_mt zeros databases tables columns functions settings formats data_type_families time_zones parts parts_columns "
     "data_skipping_indices disks build_options contributors".split()
 )
+# Depth, kind, and the rest of the line.
+_Node = tuple[int, str, str]
 _LINE = re.compile(r"( *)(\S+)(?: (.*))?")
 _TABLE = re.compile(r"((?:\w+\.)?\w+)(?: \(alias .*\))?(?: \(children \d+\))?")
 _COUNT = re.compile(r" ?\(children \d+\)$")
 _SET = re.compile(r"[\w.]+(?: \(alias .*\))?")
 _IN = re.compile(r"(global)?(not)?(null)?in(ignoreset)?", re.IGNORECASE)
+# A pattern can fail, and that of a LowCardinality column is evaluated for its whole dictionary, which holds values of other tenants. A cast
+# to String reads the values of the rows alone.
+_PATTERN = re.compile(r"Function (match|(not)?i?like)", re.IGNORECASE)
+_COLUMNS = frozenset(("Identifier", "Asterisk", "QualifiedAsterisk", "Subquery"))
 
 
 def check(tree: str, own: str = "default") -> None:
@@ -44,17 +51,31 @@ def check(tree: str, own: str = "default") -> None:
     path: list[str] = []
     # How many nodes so far have the same parent, for each depth.
     seen: list[int] = []
-    for depth, node, rest in _nodes(tree):
+    nodes = list(_nodes(tree))
+    for number, (depth, node, rest) in enumerate(nodes):
         if depth > len(path) or (depth == 0) != (not path):
             raise Refused("the statement's tree is not one tree")
         path[depth:] = [node]
         seen[depth:] = [(seen[depth] if depth < len(seen) else 0) + 1]
         _check_node(path, node, rest, own, seen[depth])
+        if len(path) > 2 and path[-2] == "ExpressionList" and seen[depth] == 2 and _PATTERN.fullmatch(path[-3]):
+            _check_pattern(nodes[number:])
     if not path:
         raise Refused("the statement is empty")
 
 
-def _nodes(tree: str) -> Iterator[tuple[int, str, str]]:
+def _check_pattern(nodes: Sequence[_Node]) -> None:
+    """Check a pattern, which is the first of these nodes: a constant, or a cast to String."""
+    top = nodes[0][0]
+    inside = list(takewhile(lambda each: each[0] > top, nodes[1:]))
+    # The type is the last argument.
+    arguments = [(kind, rest) for depth, kind, rest in inside if depth == top + 2]
+    is_cast = nodes[0][2].startswith("CAST ") and arguments[-1:] in ([("Literal", "'String'")], [("Literal", r"\'String\'")])
+    if not is_cast and any(kind in _COLUMNS or "Matcher" in kind for _, kind, _ in (nodes[0], *inside)):
+        raise Refused("the pattern of LIKE and match must be a constant or a cast to String (pattern::String)")
+
+
+def _nodes(tree: str) -> Iterator[_Node]:
     """(depth, kind, rest) of each line. Only ``\\n`` ends a line: literals hold other line breaks unescaped."""
     for line in tree.split("\n"):
         if line:

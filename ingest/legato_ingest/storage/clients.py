@@ -24,11 +24,47 @@ from legato_ingest.quoting import literal
 from legato_ingest.storage.sql import quoted
 from legato_ingest.storage.store import ReadLimits
 
-__all__ = ["ClientStore", "code_of", "translated"]
+__all__ = ["TENANT_SETTINGS", "ClientStore", "code_of", "translated"]
 
 # ClickHouse's error codes for conditions that can pass: memory, disk, too many parts, time-outs, locks, connections.
 _TRANSIENT = frozenset((33, 74, 75, 76, 159, 201, 202, 203, 209, 210, 225, 236, 241, 242, 243, 252, 319, 425, 473, 499, 999, 1000, 1001))
-_CODE = re.compile(r"Code: (\d+)")
+_CODE, _NAME = re.compile(r"Code: (\d+)"), re.compile(r"\((\w+)\)\s*$")
+# Error codes of a statement that fails whatever the rows are: syntax, names, types, settings, limits. Other messages may hold values.
+_OF_STATEMENTS = frozenset(
+    (
+        42,
+        43,
+        44,
+        46,
+        47,
+        48,
+        50,
+        53,
+        60,
+        62,
+        63,
+        73,
+        81,
+        115,
+        158,
+        159,
+        160,
+        164,
+        167,
+        168,
+        179,
+        184,
+        207,
+        215,
+        258,
+        307,
+        352,
+        386,
+        396,
+        403,
+    )
+    + (456, 457, 497)
+)
 # The driver wraps a server's error in a text with the server's address. Readers must not see the address.
 _WRAPPING = re.compile(r"^Received ClickHouse exception, code: \d+, server response: | \(for url [^)]*\)$")
 # Set on every insert, because their defaults differ between releases and profiles.
@@ -49,6 +85,12 @@ _OWN_SETTINGS: Mapping[str, Any] = {
     "max_ast_elements": 10_000_000,
     "max_threads": 1,
 }
+TENANT_SETTINGS: Mapping[str, int] = {"optimize_move_to_prewhere": 0}
+"""Set on the handle of a tenant's reader.
+
+ClickHouse evaluates a condition that it moves to PREWHERE before ``additional_table_filters``, on rows of all tenants, and a function that
+fails puts their values into its error. The guard refuses PREWHERE for the same reason.
+"""
 # Idle reading clients over all tenants. Each takes about 1 MB.
 _IDLE_READERS_MAX = 16
 _TENANT_COLUMNS = """
@@ -117,7 +159,7 @@ class ClientStore(ABC):
 
     def query_bytes(self, sql: str, params: Mapping[str, str] | None = None, fmt: str = "TabSeparated", tenant: str = ALL_TENANTS) -> bytes:
         """Return the result of a reader's query in a ClickHouse format, limited to the rows of ``tenant``."""
-        with self._reader(tenant) as reader, self._errors():
+        with self._reader(tenant) as reader, _without_values(tenant), self._errors():
             result = reader.raw_query(sql, parameters=dict(params or {}), fmt=fmt)
         return bytes(result)
 
@@ -235,6 +277,19 @@ def code_of(message: str) -> int:
     """Return ClickHouse's error code in one of its messages; 0 without one."""
     found = _CODE.search(message)
     return int(found.group(1)) if found else 0
+
+
+@contextmanager
+def _without_values(tenant: str) -> Iterator[None]:
+    """Hide values in the errors of a tenant's statement: ClickHouse may have read rows of other tenants, too (``TENANT_SETTINGS``)."""
+    try:
+        yield
+    except StoreRefused as error:
+        if tenant == ALL_TENANTS or error.code in _OF_STATEMENTS:
+            raise
+        name = _NAME.search(str(error))
+        reason = "a function failed on the value of a row, which is not shown to readers of one tenant"
+        raise StoreRefused(f"Code: {error.code}. DB::Exception: {reason}.{f' ({name[1]})' if name else ''}", error.code) from None
 
 
 @contextmanager

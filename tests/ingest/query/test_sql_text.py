@@ -30,6 +30,7 @@ def test_tokens_joined_are_the_text(text: str) -> None:
         ("SELECT 'x", "cannot read"),
         ("SELECT 1 INTO OUTFILE 'x'", "writes a file"),
         ("SELECT 1 into outfile 'x'", "writes a file"),
+        ("SELECT 1 FROM streams prewhere x", "before the filter of a tenant"),
         ("SELECT file('x')", "function file"),
         ("SELECT `file`('x')", "function file"),
         ("SHOW TABLES WHERE x", "without expressions"),
