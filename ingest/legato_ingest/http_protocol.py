@@ -119,6 +119,10 @@ class HttpProtocol(HttpToolsProtocol):
         self._has_read = True
         super().resume_writing()
 
+    def _should_upgrade(self) -> bool:
+        # No listener has WebSockets. uvicorn would divide the header Connection, of up to 64 KiB, for each piece of a body.
+        return False
+
     def _unsupported_upgrade_warning(self) -> None:
         # An Upgrade that is not supported is ignored (RFC 9110, section 7.8). uvicorn would log it, and advise to install a package.
         pass
