@@ -50,19 +50,22 @@ def bodies(seed: int) -> list[bytes]:
     return made
 
 
-def flood(url: str, token: str, per_s: float, seconds: float, seed: int) -> Counter[int]:
-    """Send so many bodies a second. Return the replies by status.
+def flood(url: str, token: str, per_s: float, seconds: float, seed: int) -> tuple[Counter[int], float]:
+    """Send so many bodies a second. Return the replies by status, and when the first was sent (monotonic clock).
 
     The process has the lowest priority. In practice the sender is another machine, so its processor time must not delay the server.
     """
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    replies, lock, until_s = Counter[int](), threading.Lock(), time.monotonic() + seconds
+    replies, lock = Counter[int](), threading.Lock()
     headers = {"Content-Type": "application/x-protobuf", **bearer(token)}
-    due = iter(_due(time.monotonic(), until_s, per_s))
+    rng = random.Random(seed)
+    # Made before, as they take processor time.
+    senders = [(httpx.Client(timeout=60), bodies(rng.randrange(2**32))) for _ in range(_CONNECTIONS)]
+    began_s = time.monotonic()
+    due = iter(_due(began_s, began_s + seconds, per_s))
 
-    def send() -> None:
-        own = bodies(random.Random(threading.get_ident() + seed).randrange(2**32))
-        with httpx.Client(timeout=60) as client:
+    def send(client: httpx.Client, own: list[bytes]) -> None:
+        with client:
             for number in range(1_000_000):
                 with lock:
                     at_s = next(due, None)
@@ -73,12 +76,12 @@ def flood(url: str, token: str, per_s: float, seconds: float, seed: int) -> Coun
                 with lock:
                     replies[status] += 1
 
-    threads = [threading.Thread(target=send) for _ in range(_CONNECTIONS)]
+    threads = [threading.Thread(target=send, args=each) for each in senders]
     for each in threads:
         each.start()
     for each in threads:
         each.join()
-    return replies
+    return replies, began_s
 
 
 def _due(began_s: float, until_s: float, per_s: float) -> Iterator[float]:
@@ -90,10 +93,9 @@ def _due(began_s: float, until_s: float, per_s: float) -> Iterator[float]:
 
 def beside(serve: Serve, sender: Sender, per_s: float, seconds: float, seed: int) -> tuple[list[float], Counter[int]]:
     """Flood from another process. Return the seconds of the honest tenant's acknowledgements meanwhile, and the replies to the flood."""
-    before = len(sender.seconds)
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        replies: Counter[int] = pool.apply(flood, (sender.url, serve.greedy, per_s, seconds, seed))
-    return sender.seconds[before:], replies
+        replies, began_s = pool.apply(flood, (sender.url, serve.greedy, per_s, seconds, seed))
+    return [taken for taken, at_s in zip(sender.seconds, sender.sent_s, strict=False) if at_s >= began_s], replies
 
 
 def compared(serve: Serve, rounds: int, seconds: float, rate: int) -> dict[str, object]:

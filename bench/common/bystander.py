@@ -25,13 +25,15 @@ _SEND_EVERY_S, _SAMPLE_S = 0.1, 0.01
 class Sender:
     """Sends a stream every 100 ms to ``url`` until ``stop`` is set, with a token if there is one.
 
-    ``seconds``: of each acknowledgement. ``lost``: acknowledged streams that are not stored, once ``watched`` has ended.
+    ``seconds``: of each acknowledgement; ``sent_s``: when its request was sent (monotonic clock). ``lost``: acknowledged streams that are
+    not stored, once ``watched`` has ended.
     """
 
     url: str
     token: str = ""
     stop: threading.Event = field(default_factory=threading.Event)
     seconds: list[float] = field(default_factory=list)
+    sent_s: list[float] = field(default_factory=list)
     sent: int = 0
     failures: int = 0
     lost: int = 0
@@ -43,9 +45,10 @@ class Sender:
             while not self.stop.wait(_SEND_EVERY_S):
                 body = request({"service.name": "honest"})
                 native_span(body, {}, start_ns=time.time_ns(), rng=rng)
-                started = time.perf_counter()
+                started = time.monotonic()
                 reply = client.post(self.url, content=body.SerializeToString(), headers=headers)
-                self.seconds.append(time.perf_counter() - started)
+                self.seconds.append(time.monotonic() - started)
+                self.sent_s.append(started)
                 self.sent += reply.status_code == 200
                 self.failures += reply.status_code != 200
 
