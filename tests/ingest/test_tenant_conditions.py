@@ -127,6 +127,11 @@ LOW = "SELECT count() FROM stream_revs WHERE "
         "'x' REGEXP service_name",
         "match('x', (SELECT max(service_name) FROM stream_revs))",
         "arrayExists(each -> like('x', each), [service_name])",
+        "'x' LIKE CAST(service_name AS LowCardinality(String))",
+        "'x' LIKE CAST('String', service_name)",
+        "'x' LIKE CAST('x' LIKE service_name, 'String')",
+        "'x' LIKE service_name::String AND NOT MATCH('x', service_name)",
+        "'x' LIKE COLUMNS('service')",
         "repeat('x', 1000000000 * (length(service_name) - 1)) = ''",
     ],
 )
@@ -135,7 +140,8 @@ def test_what_is_evaluated_on_a_whole_dictionary_is_refused(shared: Store, condi
     guard = Guard(lambda sql, parameters, tenant: shared.query_bytes(sql, parameters, "TabSeparatedRaw", tenant))
     with pytest.raises(Refused, match="not allowed|must be a constant or a cast to String"):
         guard.check(LOW + condition, {}, "shop")
-    for usual in ("service_name LIKE '%x'", "service_name REGEXP {x:String}", "match(service_name, concat('^', 'x'))"):
+    as_string = "service_name LIKE CAST('x' LIKE model::String, 'String')"
+    for usual in (as_string, "service_name LIKE '%x'", "service_name REGEXP {x:String}", "match(service_name, concat('^', 'x'))"):
         guard.check(LOW + usual, {"x": "y"}, "shop")
 
 

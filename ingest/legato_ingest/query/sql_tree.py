@@ -7,8 +7,8 @@ are accepted, so a feature of a later ClickHouse is rejected until it is added t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from itertools import takewhile
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from legato_ingest.query.sql_functions import allows, allows_table
 from legato_ingest.query.sql_text import Refused
@@ -33,8 +33,6 @@ _SYSTEM_TABLES = frozenset(
     "one numbers numbers_mt zeros databases tables columns functions settings formats data_type_families time_zones parts parts_columns "
     "data_skipping_indices disks build_options contributors".split()
 )
-# Depth, kind, and the rest of the line.
-_Node = tuple[int, str, str]
 _LINE = re.compile(r"( *)(\S+)(?: (.*))?")
 _TABLE = re.compile(r"((?:\w+\.)?\w+)(?: \(alias .*\))?(?: \(children \d+\))?")
 _COUNT = re.compile(r" ?\(children \d+\)$")
@@ -43,6 +41,7 @@ _IN = re.compile(r"(global)?(not)?(null)?in(ignoreset)?", re.IGNORECASE)
 # A pattern can fail, and that of a LowCardinality column is evaluated for its whole dictionary, which holds values of other tenants. A cast
 # to String reads the values of the rows alone.
 _PATTERN = re.compile(r"Function (match|(not)?i?like)", re.IGNORECASE)
+_STRING = ("Literal 'String'", r"Literal \'String\'")
 _COLUMNS = frozenset(("Identifier", "Asterisk", "QualifiedAsterisk", "Subquery"))
 
 
@@ -51,31 +50,55 @@ def check(tree: str, own: str = "default") -> None:
     path: list[str] = []
     # How many nodes so far have the same parent, for each depth.
     seen: list[int] = []
-    nodes = list(_nodes(tree))
-    for number, (depth, node, rest) in enumerate(nodes):
+    patterns = _Patterns()
+    for depth, node, rest in _nodes(tree):
         if depth > len(path) or (depth == 0) != (not path):
             raise Refused("the statement's tree is not one tree")
         path[depth:] = [node]
         seen[depth:] = [(seen[depth] if depth < len(seen) else 0) + 1]
         _check_node(path, node, rest, own, seen[depth])
-        if len(path) > 2 and path[-2] == "ExpressionList" and seen[depth] == 2 and _PATTERN.fullmatch(path[-3]):
-            _check_pattern(nodes[number:])
+        is_pattern = seen[depth] == 2 and len(path) > 2 and path[-2] == "ExpressionList" and _PATTERN.fullmatch(path[-3]) is not None
+        patterns.add(depth, node, rest, begins=is_pattern)
+    patterns.end(0)
     if not path:
         raise Refused("the statement is empty")
 
 
-def _check_pattern(nodes: Sequence[_Node]) -> None:
-    """Check a pattern, which is the first of these nodes: a constant, or a cast to String."""
-    top = nodes[0][0]
-    inside = list(takewhile(lambda each: each[0] > top, nodes[1:]))
-    # The type is the last argument.
-    arguments = [(kind, rest) for depth, kind, rest in inside if depth == top + 2]
-    is_cast = nodes[0][2].startswith("CAST ") and arguments[-1:] in ([("Literal", "'String'")], [("Literal", r"\'String\'")])
-    if not is_cast and any(kind in _COLUMNS or "Matcher" in kind for _, kind, _ in (nodes[0], *inside)):
-        raise Refused("the pattern of LIKE and match must be a constant or a cast to String (pattern::String)")
+@dataclass(slots=True)
+class _Pattern:
+    """A pattern at a depth of the tree: the number of columns before it, whether it is a cast, and the last argument of the cast."""
+
+    depth: int
+    columns: int
+    is_cast: bool
+    last: str = ""
 
 
-def _nodes(tree: str) -> Iterator[_Node]:
+class _Patterns:
+    """The patterns around a node, while the tree is read: each must be a constant or a cast to String."""
+
+    def __init__(self) -> None:
+        self._open: list[_Pattern] = []
+        self._columns = 0
+
+    def add(self, depth: int, node: str, rest: str, *, begins: bool) -> None:
+        """Add the next node, with which a pattern ``begins`` or not. Raises ``Refused``."""
+        self.end(depth)
+        if begins:
+            self._open.append(_Pattern(depth, self._columns, rest.startswith("CAST ")))
+        elif self._open and depth == self._open[-1].depth + 2:
+            self._open[-1].last = f"{node} {rest}"
+        self._columns += node in _COLUMNS or "Matcher" in node
+
+    def end(self, depth: int) -> None:
+        """End the patterns that a node of this depth is no part of. Raises ``Refused``."""
+        while self._open and self._open[-1].depth >= depth:
+            pattern = self._open.pop()
+            if self._columns > pattern.columns and not (pattern.is_cast and pattern.last in _STRING):
+                raise Refused("the pattern of LIKE and match must be a constant or a cast to String (pattern::String)")
+
+
+def _nodes(tree: str) -> Iterator[tuple[int, str, str]]:
     """(depth, kind, rest) of each line. Only ``\\n`` ends a line: literals hold other line breaks unescaped."""
     for line in tree.split("\n"):
         if line:
