@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any, cast
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 __all__ = ["CONNECTIONS_MAX", "HEAD_BYTES_MAX", "HttpProtocol"]
@@ -25,9 +26,10 @@ _HEADERS_MAX, _WAITING_MAX = 256, 16
 # of a body, or so many bytes of a reply that the client has read between two checks.
 _CHECK_S, _HEAD_S, _STALLED_S, _BODY_BYTES_MIN, _READ_BYTES_MIN = 10.0, 30.0, 60.0, 64 * 1024, 4 * 1024
 # Pieces of a body that may be smaller than so many bytes on average: each costs a call, whatever its size.
-_PIECES_MAX, _PIECE_BYTES_MIN = 1_024, 64
+_PIECES_MAX, _PIECE_BYTES_MIN = 1_024, 32
 # After so many bytes, other connections have their turn: libuv would read 32 buffers of one connection, 8 MB, before it looks at another.
 _TURN_BYTES = 64 * 1024
+_INVALID = "Invalid HTTP request received."
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
@@ -63,7 +65,8 @@ class HttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Receive bytes of the connection."""
         self._silent_bytes += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._parse(data)
         if max(self._silent_bytes, self._head_bytes) > HEAD_BYTES_MAX and not self.transport.is_closing():
             self.transport.write(_TOO_LARGE)
             self.transport.close()
@@ -95,7 +98,8 @@ class HttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """The head has been read."""
         self.expect("body")
-        super().on_headers_complete()
+        if not self.parser.should_upgrade():
+            super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         """A part of the body has been read."""
@@ -110,6 +114,8 @@ class HttpProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """The request has been read."""
         self._silent_bytes = 0
+        if self.parser.should_upgrade():
+            return
         self._has_served = True
         self.expect("")
         super().on_message_complete()
@@ -123,9 +129,29 @@ class HttpProtocol(HttpToolsProtocol):
         # No listener has WebSockets. uvicorn would divide the header Connection, of up to 64 KiB, for each piece of a body.
         return False
 
-    def _unsupported_upgrade_warning(self) -> None:
-        # An Upgrade that is not supported is ignored (RFC 9110, section 7.8). uvicorn would log it, and advise to install a package.
-        pass
+    def _parse(self, data: bytes) -> None:
+        """Give the parser bytes of the connection. An Upgrade is ignored (RFC 9110, section 7.8).
+
+        Java's client asks for h2c with its requests, also with a body. The parser of httptools ends such a request with its head, so the
+        head is parsed again without the Upgrade.
+        """
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if self.parser.get_method() == b"CONNECT":
+                self.send_400_response("CONNECT is not supported.")
+                return
+            head = self._head_without_upgrade()
+            self.parser = httptools.HttpRequestParser(self)
+            self._parse(head + data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self.logger.warning(_INVALID)
+            self.send_400_response(_INVALID)
+
+    def _head_without_upgrade(self) -> bytes:
+        kept = [b"%s: %s\r\n" % pair for pair in self.headers if pair[0] not in (b"upgrade", b"connection", b"http2-settings")]
+        version = self.parser.get_http_version().encode()
+        return b"%s %s HTTP/%s\r\n%s\r\n" % (self.parser.get_method(), self.url, version, b"".join(kept))
 
     def _take_turn(self) -> None:
         """Read on, unless the application has not taken what was read."""

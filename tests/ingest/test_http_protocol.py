@@ -168,3 +168,29 @@ def test_a_body_of_tiny_pieces_is_cut_off(url: str) -> None:
     with connected(url) as connection, pytest.raises(OSError, match="reset|[Bb]roken pipe"):
         connection.sendall(b"POST /x HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
         connection.sendall(b"1\r\nx\r\n" * 2_000_000)
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.2], ids=["one segment", "two segments"])
+@pytest.mark.parametrize("body", [b"content-length: 5\r\n\r\nhello", b"transfer-encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n"])
+def test_an_upgrade_is_ignored_and_the_body_is_read(url: str, body: bytes, pause_s: float) -> None:
+    """Java's client asks for h2c with its requests. Without the body, an empty request would be acknowledged."""
+    head = (
+        b"POST /x?y HTTP/1.1\r\nhost: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\nx-long: abc\r\n"
+    )
+    with connected(url) as connection:
+        for _ in range(2):
+            connection.sendall(head)
+            time.sleep(pause_s)
+            connection.sendall(body + head + body)
+            received = b""
+            while received.count(b"[5,3]") < 2:
+                assert (part := connection.recv(10_000)), received
+                received += part
+            assert received.count(b"HTTP/1.1 200 ") == 2 and b"HTTP/1.1 400" not in received
+
+
+def test_connect_is_refused(url: str) -> None:
+    """A parser ends it with its head, like an Upgrade."""
+    with connected(url) as connection:
+        connection.sendall(b"CONNECT x:1 HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert connection.recv(1_000).startswith(b"HTTP/1.1 400 ") and connection.recv(1_000) == b""
