@@ -89,10 +89,13 @@ class TenantQuotas:
                 most = self._in_flight_bytes_max
                 if most and account.in_flight > own and account.in_flight + size > most:
                     raise Overloaded(f"{account.in_flight} bytes of the tenant {tenant} are in flight, at most {most} are allowed")
-                # Requests that began before the balance was spent would overdraw it one after another.
-                if account.overdrawer is not this:
+                # Requests that began before the balance was spent would overdraw it one after another. The one that overdraws it is not
+                # replaced: of several large bodies none would arrive.
+                if self._bytes_per_s and account.overdrawer is not this:
                     self._check_rate(tenant, account)
                     if account.balance < size:
+                        if account.overdrawer is not None:
+                            raise self._over_rate(tenant, account)
                         account.overdrawer = this
                 account.in_flight += size
                 account.balance -= size
@@ -127,8 +130,11 @@ class TenantQuotas:
 
     def _check_rate(self, tenant: str, account: _Account) -> None:
         if self._bytes_per_s and account.balance < 0:
-            wait = min(_RETRY_AFTER_S_MAX, math.ceil(-account.balance / self._bytes_per_s))
-            raise Overloaded(f"the tenant {tenant} sends more than {self._bytes_per_s} bytes per second", wait)
+            raise self._over_rate(tenant, account)
+
+    def _over_rate(self, tenant: str, account: _Account) -> Overloaded:
+        wait = min(_RETRY_AFTER_S_MAX, max(1, math.ceil(-account.balance / self._bytes_per_s)))
+        return Overloaded(f"the tenant {tenant} sends more than {self._bytes_per_s} bytes per second", wait)
 
     def _account(self, tenant: str) -> _Account:
         """Return the tenant's account with its balance as of now. The number of tenants is bounded, because they come from tokens."""

@@ -83,6 +83,22 @@ def test_requests_that_began_together_do_not_overdraw_one_after_another() -> Non
         send(quotas, 1)
 
 
+def test_a_request_that_overdraws_is_not_replaced_by_another() -> None:
+    """Two large bodies arrive in turns, slower than the rate: the first one passes, and the other one after it."""
+    clock = Clock()
+    quotas = quotas_of(clock, bytes_per_s=100)
+    with quotas.request("shop") as first, quotas.request("shop") as second:
+        first(200)
+        clock.now += 2
+        with pytest.raises(Overloaded) as refused:
+            second(200)
+        assert refused.value.retry_after_s == 1
+        first(200)
+    clock.now += 2
+    with quotas.request("shop") as second:
+        second(400)
+
+
 @given(st.lists(st.tuples(st.floats(0, 5), st.integers(1, 500)), max_size=60))
 def test_a_tenant_never_exceeds_its_rate(requests: list[tuple[float, int]]) -> None:
     """The accepted bytes are at most the burst, the rate times the elapsed time, and one request that overdrew."""
