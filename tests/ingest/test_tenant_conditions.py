@@ -100,8 +100,9 @@ def test_a_condition_sees_the_rows_of_its_tenant_only(shared: Store, table: str,
 
 def test_an_error_shows_no_value(shared: Store) -> None:
     """Not even one of the same tenant, as ClickHouse may have failed on a value of another one."""
+    hidden = r"\. DB::Exception: a function failed on a constant, or on the value of a row, .*\. \([A-Z_]+\)$"
     for condition, code in (("toUInt8(concat('own-', name)) = 1", 6), ("throwIf(name = '1', 'it is 1') = 0", 395)):
-        with pytest.raises(StoreError, match=rf"Code: {code}\. DB::Exception: a function failed on the value of a row, .*\. \([A-Z_]+\)$"):
+        with pytest.raises(StoreError, match=f"Code: {code}{hidden}"):
             shared.query_bytes(f"SELECT count() FROM shared_rows WHERE {condition}", tenant="shop")
     with pytest.raises(StoreError, match="Unknown expression identifier `nme`"):
         shared.query_bytes("SELECT nme FROM shared_rows", tenant="shop")
@@ -132,6 +133,9 @@ LOW = "SELECT count() FROM stream_revs WHERE "
         "'x' LIKE CAST('x' LIKE service_name, 'String')",
         "'x' LIKE service_name::String AND NOT MATCH('x', service_name)",
         "'x' LIKE COLUMNS('service')",
+        "replaceRegexpOne('x', replaceOne(service_name, 'secret', '('), 'y') = 'z'",
+        "clamp('x', service_name, 'y') = 'x'",
+        "rowNumberInAllBlocks() >= 0",
         "repeat('x', 1000000000 * (length(service_name) - 1)) = ''",
     ],
 )

@@ -40,7 +40,7 @@ _SET = re.compile(r"[\w.]+(?: \(alias .*\))?")
 _IN = re.compile(r"(global)?(not)?(null)?in(ignoreset)?", re.IGNORECASE)
 # A pattern can fail, and that of a LowCardinality column is evaluated for its whole dictionary, which holds values of other tenants. A cast
 # to String reads the values of the rows alone.
-_PATTERN = re.compile(r"Function (match|(not)?i?like)", re.IGNORECASE)
+_PATTERN = re.compile(r"Function (match|(not)?i?like|replaceregexp(one|all)|regexp_replace)", re.IGNORECASE)
 _STRING = ("Literal 'String'", r"Literal \'String\'")
 _COLUMNS = frozenset(("Identifier", "Asterisk", "QualifiedAsterisk", "Subquery"))
 
@@ -95,7 +95,7 @@ class _Patterns:
         while self._open and self._open[-1].depth >= depth:
             pattern = self._open.pop()
             if self._columns > pattern.columns and not (pattern.is_cast and pattern.last in _STRING):
-                raise Refused("the pattern of LIKE and match must be a constant or a cast to String (pattern::String)")
+                raise Refused("the pattern of LIKE, match and replaceRegexp must be a constant or a cast to String (pattern::String)")
 
 
 def _nodes(tree: str) -> Iterator[tuple[int, str, str]]:

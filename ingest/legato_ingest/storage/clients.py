@@ -31,40 +31,8 @@ _TRANSIENT = frozenset((33, 74, 75, 76, 159, 201, 202, 203, 209, 210, 225, 236, 
 _CODE, _NAME = re.compile(r"Code: (\d+)"), re.compile(r"\((\w+)\)\s*$")
 # Error codes of a statement that fails whatever the rows are: syntax, names, types, settings, limits. Other messages may hold values.
 _OF_STATEMENTS = frozenset(
-    (
-        42,
-        43,
-        44,
-        46,
-        47,
-        48,
-        50,
-        53,
-        60,
-        62,
-        63,
-        73,
-        81,
-        115,
-        158,
-        159,
-        160,
-        164,
-        167,
-        168,
-        179,
-        184,
-        207,
-        215,
-        258,
-        307,
-        352,
-        386,
-        396,
-        403,
-    )
-    + (456, 457, 497)
-)
+    (*range(42, 49), 50, 53, 60, 62, 63, 73, 81, 115, 141, 158, 159, 160, 164, 167, 168, 179, 181, 184, 207, 215, 258, 307, 309, 352)
+) | {386, 396, 403, 456, 457, 497, 721}
 # The driver wraps a server's error in a text with the server's address. Readers must not see the address.
 _WRAPPING = re.compile(r"^Received ClickHouse exception, code: \d+, server response: | \(for url [^)]*\)$")
 # Set on every insert, because their defaults differ between releases and profiles.
@@ -288,7 +256,7 @@ def _without_values(tenant: str) -> Iterator[None]:
         if tenant == ALL_TENANTS or error.code in _OF_STATEMENTS:
             raise
         name = _NAME.search(str(error))
-        reason = "a function failed on the value of a row, which is not shown to readers of one tenant"
+        reason = "a function failed on a constant, or on the value of a row, which is not shown to readers of one tenant"
         raise StoreRefused(f"Code: {error.code}. DB::Exception: {reason}.{f' ({name[1]})' if name else ''}", error.code) from None
 
 

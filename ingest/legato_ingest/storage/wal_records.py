@@ -162,7 +162,7 @@ def _next_sealed(file: BinaryIO, after: int, end: int, key: bytes) -> int | None
     overlap = _HEAD.size + _SEAL_BYTES - 1
     for begin in range(after, end, _SEARCHED_BYTES):
         file.seek(begin)
-        part = file.read(_SEARCHED_BYTES + overlap)
+        part = file.read(min(_SEARCHED_BYTES, end - begin) + overlap)
         place = part.find(_MAGIC)
         while 0 <= place < _SEARCHED_BYTES:
             record = _record_of(part[place : place + overlap + 1], begin + place)

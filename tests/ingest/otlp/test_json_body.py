@@ -156,7 +156,7 @@ def test_the_number_of_values_is_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(TooLarge, match="values in one span"):
         to_protobuf(document + b"," * 2, SPANS, "")
     # Signs inside of texts are no values, whatever their number.
-    text = json.dumps(span_json(name="{[," * 1_000)).encode()
+    text = json.dumps(span_json(name='{[,"' * 1_000)).encode()
     assert rows(to_protobuf(text, SPANS, "")[0]).revs.num_rows == 3
     with pytest.raises(TooLarge, match="values in one span"):
         to_protobuf(text[:-1] + b',"x":[' + b'"",' * 2 * json_body.VALUES_MAX + b'""]}', SPANS, "")
