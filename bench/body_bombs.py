@@ -35,12 +35,10 @@ from bench.common.bystander import watched  # noqa: E402
 from bench.common.machine import describe  # noqa: E402
 from bench.crash_pipelines.serve import Serve, bearer, fresh_serve  # noqa: E402
 from helpers.builders.spans import native_span, request  # noqa: E402
-from helpers.builders.worst_bodies import CASES, DAY_NS, finished, point, points, resources_in_json, spans, steps  # noqa: E402
+from helpers.builders.worst_bodies import CASES, DAY_NS, ZSTD_BOMB, finished, point, points, resources_in_json, spans, steps  # noqa: E402
 from legato_ingest.otlp.signals import POINTS, SPANS  # noqa: E402
 
 _DAYS = 89
-# A frame of 254 blocks of one repeated byte, each of 128 KiB (RFC 8878, section 3.1.1.2), and an empty last block.
-_ZSTD_BOMB = bytes.fromhex("28b52ffd0058") + 254 * ((1 << 1 | 2**17 << 3).to_bytes(3, "little") + b"x") + (1).to_bytes(3, "little")
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,7 @@ def attacks(size: int, now_ns: int) -> Iterator[Attack]:
     yield Attack("steps on 89 days", SPANS.path, spans(steps(at_ns, 2, 1) for at_ns in days))
     yield Attack("finished requests on 89 days", SPANS.path, spans(finished(at_ns, 2) for at_ns in days))
     yield Attack("data points on 89 days", POINTS.path, points(point(at_ns) for at_ns in days))
-    yield Attack("33 MB in 1 KB of zstd", SPANS.path, _ZSTD_BOMB, encoding="zstd")
+    yield Attack("33 MB in 1 KB of zstd", SPANS.path, ZSTD_BOMB, encoding="zstd")
     yield Attack("steps 71 minutes apart", SPANS.path, spans([steps(now_ns - 88 * DAY_NS, 1_700, 2**32 - 1)] * 8))
 
 

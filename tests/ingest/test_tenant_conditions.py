@@ -118,6 +118,11 @@ def leaked(store: Store, sql: str) -> StoreError:
 LOW = "SELECT count() FROM stream_revs WHERE "
 
 
+def guard_of(store: Store) -> Guard:
+    """Return a guard that parses statements in the engine of a store, as the read endpoint's does."""
+    return Guard(lambda sql, parameters, tenant: store.query_bytes(sql, parameters, "TabSeparatedRaw", tenant))
+
+
 @pytest.mark.parametrize(
     "condition",
     [
@@ -141,7 +146,7 @@ LOW = "SELECT count() FROM stream_revs WHERE "
 )
 def test_what_is_evaluated_on_a_whole_dictionary_is_refused(shared: Store, condition: str) -> None:
     """ClickHouse evaluates some functions on the dictionary of a LowCardinality column, which rows of all tenants share."""
-    guard = Guard(lambda sql, parameters, tenant: shared.query_bytes(sql, parameters, "TabSeparatedRaw", tenant))
+    guard = guard_of(shared)
     with pytest.raises(Refused, match="not allowed|must be a constant or a cast to String"):
         guard.check(LOW + condition, {}, "shop")
     as_string = "service_name LIKE CAST('x' LIKE model::String, 'String')"
@@ -152,7 +157,7 @@ def test_what_is_evaluated_on_a_whole_dictionary_is_refused(shared: Store, condi
 def test_a_pattern_that_is_cast_to_string_is_evaluated_on_rows(shared: Store) -> None:
     """So the guard accepts it. The same pattern without the cast fails on a value of another tenant, which is why the guard refuses it."""
     pattern = f"replaceOne(service_name, '{SECRET}', 'ends with \\\\')"
-    guard = Guard(lambda sql, parameters, tenant: shared.query_bytes(sql, parameters, "TabSeparatedRaw", tenant))
+    guard = guard_of(shared)
     guard.check(f"{LOW} 'x' LIKE {pattern}::String", {}, "shop")
     assert shared.query_bytes(f"{LOW} 'x' LIKE {pattern}::String", tenant="shop") == b"0\n"
     for sql, tenant in ((f"{LOW} 'x' LIKE {pattern}", "shop"), (f"{LOW} 'x' LIKE {pattern}::String", ALL_TENANTS)):

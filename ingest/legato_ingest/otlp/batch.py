@@ -27,7 +27,18 @@ from legato_ingest.columns import (
     Table,
 )
 
-__all__ = ["DAY_NS", "Batch", "Builders", "Limits", "Rejection", "build_table", "record_column", "rejected_row", "rejected_table"]
+__all__ = [
+    "DAY_NS",
+    "Batch",
+    "Builders",
+    "Limits",
+    "Rejection",
+    "build_table",
+    "bytes_of",
+    "record_column",
+    "rejected_row",
+    "rejected_table",
+]
 
 DAY_NS = 86_400_000_000_000
 # A function for each source of a table's columns, which returns the values of one column.
@@ -144,8 +155,13 @@ class Batch:
         return self.chunks + int(self.revs.num_rows) + (int(self.samples.nbytes) // _CHUNK_BYTES if self.points else 0)
 
     def _row_bytes(self) -> int:
-        # `Table.nbytes` is slow and adds nothing for an empty table.
-        return int(sum(table.nbytes for table in self.tables if table.num_rows))
+        return bytes_of(self.tables)
+
+
+def bytes_of(tables: Iterable[pa.Table]) -> int:
+    """Return the bytes of memory that the rows of some tables take."""
+    # `Table.nbytes` is slow and adds nothing for an empty table.
+    return int(sum(table.nbytes for table in tables if table.num_rows))
 
 
 def _added(values: Sequence[Any]) -> Any:

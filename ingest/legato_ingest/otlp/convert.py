@@ -21,7 +21,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from legato_ingest.columns import ENGINE_REQUESTS, ENGINE_STEPS, STREAM_REVS, STREAM_SOCKETS
 from legato_ingest.errors import TooLarge
-from legato_ingest.otlp.batch import Batch, Limits, rejected_table
+from legato_ingest.otlp.batch import Batch, Limits, bytes_of, rejected_table
 from legato_ingest.otlp.budget import POOL_MAX_BYTES, Budget
 from legato_ingest.otlp.engine_rows import engine_tables
 from legato_ingest.otlp.metric_rows import build_samples
@@ -122,14 +122,9 @@ def _measured(batches: Sequence[Batch], taken: Sequence[int]) -> list[Batch]:
     parts = ([table for table in tables if table.num_rows] for tables in zip(*(each.accepted for each in batches), strict=True))
     whole, declared = sum(pa.concat_tables(each).get_total_buffer_size() for each in parts if each), sum(taken) + len(taken)
     return [
-        replace(each, size_bytes=1 + whole * (own + 1) // declared + _bytes_of(each.rejected))
+        replace(each, size_bytes=1 + whole * (own + 1) // declared + bytes_of([each.rejected]))
         for each, own in zip(batches, taken, strict=True)
     ]
-
-
-def _bytes_of(table: pa.Table) -> int:
-    # Slow, also for an empty table.
-    return int(table.nbytes) if table.num_rows else 0
 
 
 def convert_points(

@@ -17,7 +17,7 @@ from clickhouse_connect.driver.client import Client
 from legato_ingest.definitions import ALL_TENANTS
 from legato_ingest.errors import SettingsError, StoreError, StoreRefused, StoreUnavailable
 from legato_ingest.storage.chdb_integrity import KILL_ALL, MERGED_PARTS_KEPT_S, PartIntegrity, check_room, folders_of
-from legato_ingest.storage.clients import TENANT_SETTINGS, ClientStore, translated
+from legato_ingest.storage.clients import ClientStore, translated
 from legato_ingest.storage.part_list import PartList
 from legato_ingest.storage.part_scrub import DAMAGED, PartScrub, set_aside_by_engine
 from legato_ingest.storage.store import PartFault, ReadLimits
@@ -137,7 +137,7 @@ class EmbeddedStore(ClientStore):
     def _connect_reader(self, tenant: str) -> Client:
         reader = self._connect()
         try:
-            for name, value in {**self._read_limits, **(TENANT_SETTINGS if tenant != ALL_TENANTS else {})}.items():
+            for name, value in self._reader_settings(tenant).items():
                 reader.command(f"SET {name} = {value!r}")
             if tenant != ALL_TENANTS:
                 reader.command(f"SET additional_table_filters = {self._filters(tenant)}")

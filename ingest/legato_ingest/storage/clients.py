@@ -24,7 +24,7 @@ from legato_ingest.quoting import literal
 from legato_ingest.storage.sql import quoted
 from legato_ingest.storage.store import ReadLimits
 
-__all__ = ["TENANT_SETTINGS", "ClientStore", "code_of", "translated"]
+__all__ = ["ClientStore", "code_of", "translated"]
 
 # ClickHouse's error codes for conditions that can pass: memory, disk, too many parts, time-outs, locks, connections.
 _TRANSIENT = frozenset((33, 74, 75, 76, 159, 201, 202, 203, 209, 210, 225, 236, 241, 242, 243, 252, 319, 425, 473, 499, 999, 1000, 1001))
@@ -53,12 +53,9 @@ _OWN_SETTINGS: Mapping[str, Any] = {
     "max_ast_elements": 10_000_000,
     "max_threads": 1,
 }
-TENANT_SETTINGS: Mapping[str, int] = {"optimize_move_to_prewhere": 0}
-"""Set on the handle of a tenant's reader.
-
-ClickHouse evaluates a condition that it moves to PREWHERE before ``additional_table_filters``, on rows of all tenants, and a function that
-fails puts their values into its error. The guard refuses PREWHERE for the same reason.
-"""
+# Of the readers of one tenant. ClickHouse evaluates a condition that it moves to PREWHERE before ``additional_table_filters``, on rows of
+# all tenants, and a function that fails puts their values into its error. The guard refuses PREWHERE for the same reason.
+_TENANT_SETTINGS: Mapping[str, int] = {"optimize_move_to_prewhere": 0}
 # Idle reading clients over all tenants. Each takes about 1 MB.
 _IDLE_READERS_MAX = 16
 _TENANT_COLUMNS = """
@@ -211,6 +208,10 @@ class ClientStore(ABC):
         with translated():
             return tuple(reader.query(_TABLES_STATE).result_rows[0]) == self._filtered.get(id(reader))
 
+    def _reader_settings(self, tenant: str) -> dict[str, int | str]:
+        """Return the settings of a tenant's reader, without its row filters."""
+        return {**self._read_limits, **(_TENANT_SETTINGS if tenant != ALL_TENANTS else {})}
+
     def _filters(self, tenant: str) -> str:
         """Return the value of ``additional_table_filters``: a tenant sees its own rows, and none of a table without tenants."""
         own = f"tenant = {quoted(tenant)}"
@@ -249,7 +250,7 @@ def code_of(message: str) -> int:
 
 @contextmanager
 def _without_values(tenant: str) -> Iterator[None]:
-    """Hide values in the errors of a tenant's statement: ClickHouse may have read rows of other tenants, too (``TENANT_SETTINGS``)."""
+    """Hide values in the errors of a tenant's statement: ClickHouse may have read rows of other tenants, too (``_TENANT_SETTINGS``)."""
     try:
         yield
     except StoreRefused as error:

@@ -15,7 +15,7 @@ from clickhouse_connect.driver.client import Client
 
 from legato_ingest.address import Address
 from legato_ingest.definitions import ALL_TENANTS
-from legato_ingest.storage.clients import TENANT_SETTINGS, ClientStore
+from legato_ingest.storage.clients import ClientStore
 from legato_ingest.storage.store import PartFault, ReadLimits
 from legato_ingest.storage.watermark import now_ms
 
@@ -66,9 +66,9 @@ class ServerStore(ClientStore):
 
     def _connect_reader(self, tenant: str) -> Client:
         # readonly = 2, not 1: HTTP sends settings with each request, which 1 forbids. A statement still cannot change data.
-        settings: dict[str, int | str] = {**self._read_limits, "readonly": 2}
+        settings = {**self._reader_settings(tenant), "readonly": 2}
         if tenant != ALL_TENANTS:
-            settings |= {**TENANT_SETTINGS, "additional_table_filters": self._filters(tenant)}
+            settings["additional_table_filters"] = self._filters(tenant)
         return self._client(settings)
 
     def _client(self, settings: dict[str, int | str]) -> Client:

@@ -20,6 +20,7 @@ __all__ = [
     "DAY_NS",
     "ENGINE",
     "NATIVE",
+    "ZSTD_BOMB",
     "column",
     "finished",
     "packed",
@@ -37,6 +38,8 @@ _CHUNKS_MAX = 65_536
 _SECOND_NS = 1_000_000_000
 _RNG = random.Random(3)
 _BYTES, _ARRAY, _KVLIST = 7, 5, 6
+ZSTD_BOMB = bytes.fromhex("28b52ffd0058") + 254 * ((1 << 1 | 2**17 << 3).to_bytes(3, "little") + b"x") + (1).to_bytes(3, "little")
+"""33 MB in 1 KB: a frame of 254 blocks that repeat a byte, each of 128 KiB (RFC 8878, section 3.1.1.2.2), and an empty last block."""
 Pair = tuple[bytes, bytes]
 
 

@@ -10,6 +10,7 @@ import pytest
 import zstandard
 from google.rpc.status_pb2 import Status
 
+from helpers.builders.worst_bodies import ZSTD_BOMB
 from helpers.platform.allocations import peak_bytes
 from legato_ingest.errors import BadRequest, TooLarge
 from legato_ingest.otlp.http import JSON, PROTOBUF, check_type, decompress, encoded, error_message, reply_type
@@ -40,15 +41,12 @@ def test_the_limit_holds_before_and_after_decompression(encoding: str) -> None:
 
 def test_a_small_zstd_body_of_blocks_that_repeat_a_byte_takes_little_memory() -> None:
     """Each block of 4 bytes stands for 128 KiB (RFC 8878, section 3.1.1.2.2): a body of 1 KB for 33 MB."""
-    head = bytes.fromhex("28b52ffd") + b"\x00\x58"
-    block = (1 << 1 | 2**17 << 3).to_bytes(3, "little") + b"x"
-    bomb = head + 254 * block + (1).to_bytes(3, "little")
 
     def refuse() -> None:
         with pytest.raises(TooLarge):
-            decompress("zstd", bomb, 2**17)
+            decompress("zstd", ZSTD_BOMB, 2**17)
 
-    assert len(bomb) < 1_030 and len(decompress("zstd", bomb, 2**26)) == 254 * 2**17
+    assert len(ZSTD_BOMB) < 1_030 and len(decompress("zstd", ZSTD_BOMB, 2**26)) == 254 * 2**17
     assert peak_bytes(refuse) < 2**20
 
 
