@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import http.client
 import os
 import pathlib
+import random
 import signal
 import socket
 import subprocess
@@ -23,6 +25,8 @@ from types import TracebackType
 __all__ = ["ChildFailed", "Children", "choose_port", "raise_priority"]
 
 _PR_SET_PDEATHSIG = 1
+# Below the ports that Linux chooses for outgoing connections (32,768 and above), so that no client takes a port before its server does.
+_PORTS, _PORTS_TRIED = (10_000, 32_000), 100
 _STOP_S = 15.0
 # After a failure the store may be down. A child then cannot flush its spans, so waiting longer is useless.
 _STOP_AFTER_FAILURE_S = 2.0
@@ -33,8 +37,8 @@ class ChildFailed(Exception):
 
 
 def choose_port(preferred: int) -> int:
-    """Return ``preferred`` if that port is free on 127.0.0.1, otherwise another free port. Raises ``OSError`` if there is none."""
-    for port in (preferred, 0):
+    """Return ``preferred`` if that port is free on 127.0.0.1, otherwise another free port (0: any). Raises ``OSError`` if there is none."""
+    for port in ([preferred] if preferred else []) + random.SystemRandom().sample(range(*_PORTS), _PORTS_TRIED):
         with socket.socket() as probe:
             # Servers set this too: a port with connections in TIME_WAIT can be bound.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -42,7 +46,7 @@ def choose_port(preferred: int) -> int:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
-            return int(probe.getsockname()[1])
+            return port
     raise OSError("no free port on 127.0.0.1")
 
 
@@ -150,7 +154,8 @@ def _answers(url: str) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=2) as reply:
             return bool(reply.status == 200)
-    except (urllib.error.URLError, OSError):
+    except (urllib.error.URLError, OSError, http.client.HTTPException):
+        # No HTTP: a process of another program has taken the port, so the child ends with an error that says so.
         return False
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -15,6 +17,14 @@ from demo.processes import ChildFailed, Children, choose_port
 
 # A module of the standard library that runs as a server; with a bad port it fails.
 SERVER = ["http.server", "--bind", "127.0.0.1"]
+
+
+def _greet(listener: socket.socket) -> None:
+    """Answer each connection with the greeting of ZMTP, until the listener is closed."""
+    with contextlib.suppress(OSError):
+        while True:
+            with listener.accept()[0] as connection:
+                connection.sendall(b"\xff" + bytes(8) + b"\x7f\r\n")
 
 
 def _ended(process: subprocess.Popen[str]) -> bool:
@@ -63,7 +73,17 @@ def test_the_preferred_port_is_chosen_if_it_is_free() -> None:
         taken = other.getsockname()[1]
         assert choose_port(taken) != taken
     free = choose_port(0)
-    assert choose_port(free) == free
+    assert choose_port(free) == free and free < 32_768
+
+
+def test_a_server_of_another_protocol_is_no_answer(tmp_path: pathlib.Path) -> None:
+    """If a program that does not speak HTTP has taken the port, the error is that of the child, which could not listen."""
+    with socket.create_server(("127.0.0.1", 0)) as other, Children(tmp_path) as children:
+        taken = other.getsockname()[1]
+        threading.Thread(target=_greet, args=(other,), daemon=True).start()
+        children.start("web", [*SERVER, str(taken)])
+        with pytest.raises(ChildFailed, match=r"(?s)web ended with status 1.*Address already in use"):
+            children.wait_ready("web", f"http://127.0.0.1:{taken}/", timeout_s=30)
 
 
 def test_an_interruption_while_a_child_starts_leaves_none_behind(tmp_path: pathlib.Path) -> None:

@@ -133,6 +133,9 @@ def test_inserts_are_seconds_apart_unless_many_requests_or_a_reader_wait(
     monkeypatch.setattr(GroupInsert, "insert", noted)
     with logging_to(tmp_path, store) as committer:
         for requests, is_asked in ((1, False), (2, False), (_MANY_REQUESTS, False), (1, True), (1, True)):
+            if requests > 2:
+                # So long that a pause of the machine is no reason to take one kind of insert for another.
+                monkeypatch.setattr("legato_ingest.write.committer._FEW_APART_S", 60.0)
             inserts = len(began)
             for _ in range(requests):
                 submit(committer, spread_spans(1, sent)).result(PATIENCE_S)
@@ -143,7 +146,7 @@ def test_inserts_are_seconds_apart_unless_many_requests_or_a_reader_wait(
             else:
                 until(partial(lambda inserts: len(began) > inserts, inserts))
     few, many, *asked = (later - earlier for earlier, later in pairwise(began))
-    assert 2 < few < 6 and 0.9 < many < 2.9 and max(asked) < 0.9
+    assert few > 2 and 0.9 < many < 30 and max(asked) < 30
 
 
 def test_what_an_insert_has_no_room_for_follows_at_once(store: Store, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
