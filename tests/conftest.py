@@ -32,6 +32,7 @@ os.environ.setdefault("LEGATO_OTLP_GRPC_PORT", "0")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 SLOW_FOLDERS = ("collector", "demo", "docker", "e2e")
+BROWSER_FOLDER = "dashboards"
 LONGEST = ("test_pipeline.py", "test_compose_up.py", "test_crash.py", "test_shared_store.py")
 # How fast examples are drawn depends on what else the machine does, so it fails no test.
 SLOW = (HealthCheck.too_slow,)
@@ -54,6 +55,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Folders with tests of a minute come first, and of these the longest files, so that at the end of a run no process waits for another.
     """
     items.sort(key=lambda item: (item.path.parent.name not in SLOW_FOLDERS, item.path.name not in LONGEST))
+    _give_browsers_to_one_process(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
     is_fuzz = settings.get_current_profile_name() == "fuzz"
     kept, left_out = list[pytest.Item](), list[pytest.Item]()
     for item in items:
@@ -63,6 +65,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = kept
+
+
+def _give_browsers_to_one_process(items: list[pytest.Item], processes: int) -> None:
+    """Move the tests with a browser to the begin of the second process's share: pytest-xdist gives each process the same number of tests.
+
+    At the end of a run, where they would be otherwise, all processes would run a browser at once, and pages would time out.
+    """
+    if processes < 2:
+        return
+    browsers = [item for item in items if item.path.parent.name == BROWSER_FOLDER]
+    others = [item for item in items if item.path.parent.name != BROWSER_FOLDER]
+    at = len(items) // processes
+    items[:] = [*others[:at], *browsers, *others[at:]]
 
 
 # Skipping.

@@ -84,11 +84,14 @@ class StoreRefused(StoreError):
 
 
 class Overloaded(LegatoError):
-    """A queue or quota is full and nothing of the request was stored (429). ``retry_after_s`` is None when the time is unknown."""
+    """A queue or quota is full and nothing of the request was stored (429). ``retry_after_s`` is None when the time is unknown.
 
-    def __init__(self, message: str, retry_after_s: int | None = None) -> None:
+    ``hold_s``: the reply is to be held back for so long.
+    """
+
+    def __init__(self, message: str, retry_after_s: int | None = None, hold_s: float = 0.0) -> None:
         super().__init__(message)
-        self.retry_after_s = retry_after_s
+        self.retry_after_s, self.hold_s = retry_after_s, hold_s
 
 
 class ConversionEnded(LegatoError):

@@ -99,7 +99,7 @@ def test_event_loop_lag_counts_as_a_hold(url: str, spans: Spans, columns: Callab
     at = holds_ms.index(max(holds_ms))
     gap_ms = (times[at + 1] - times[at]) / 1000
     assert 450 < max(holds_ms) <= gap_ms and gap_ms > 490
-    assert sum(holds_ms) - max(holds_ms) < 250
+    assert sum(holds_ms) - max(holds_ms) < 450
 
 
 def test_a_blocking_loop_body_counts_once(url: str, spans: Spans, columns: Callable[[ReadableSpan], dict[str, Any]]) -> None:
@@ -135,7 +135,7 @@ def test_a_read_right_after_a_block_finds_the_lag(spans: Spans, columns: Callabl
     asyncio.run(run())
     holds_ms = [0.064 * hold for hold in columns(spans()[0])["holds"]]
     assert holds_ms.index(max(holds_ms)) == 3
-    assert 370 < max(holds_ms) <= sum(holds_ms) < 500
+    assert 370 < max(holds_ms) <= sum(holds_ms) < 740
 
 
 def test_a_stream_that_is_read_on_many_loops_has_no_lag(spans: Spans, columns: Callable[[ReadableSpan], dict[str, Any]]) -> None:

@@ -81,6 +81,7 @@ class ClientStore(ABC):
         self._filtered: dict[int, tuple[Any, ...]] = {}
         self._reading = True
         self._clients: list[Client] = []
+        self._clients_lock, self._is_closed = threading.Lock(), False
         self._writing = threading.Lock()
         self._writer: Client | None = self._open()
 
@@ -133,8 +134,11 @@ class ClientStore(ABC):
         self._reading = False
 
     def close(self) -> None:
-        """Close all clients."""
-        for client in self._clients:
+        """Close all clients; a running statement ends before. No client is opened from then on."""
+        self._reading = False
+        with self._clients_lock:
+            self._is_closed, clients = True, list(self._clients)
+        for client in clients:
             client.close()
 
     def _errors(self) -> AbstractContextManager[None]:
@@ -226,19 +230,28 @@ class ClientStore(ABC):
             client = self._connect()
             for name, value in _OWN_SETTINGS.items():
                 client.set_client_setting(name, value)
-        self._clients.append(client)
-        return client
+        return self._added(client)
 
     def _open_reader(self, tenant: str) -> Client:
         with translated():
             client = self._connect_reader(tenant)
-        self._clients.append(client)
-        return client
+        return self._added(client)
+
+    def _added(self, client: Client) -> Client:
+        """Add a client to those that ``close`` closes. After ``close``, close the client and raise ``StoreUnavailable``."""
+        with self._clients_lock:
+            if not self._is_closed:
+                self._clients.append(client)
+                return client
+        # A thread that still ran a query when the store was closed: a client of an embedded store would keep the engine open.
+        client.close()
+        raise StoreUnavailable("the store is closed")
 
     def _drop(self, client: Client) -> None:
         self._filtered.pop(id(client), None)
-        if client in self._clients:
-            self._clients.remove(client)
+        with self._clients_lock:
+            if client in self._clients:
+                self._clients.remove(client)
         client.close()
 
 

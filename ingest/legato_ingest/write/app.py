@@ -72,6 +72,8 @@ def _add_signal(app: FastAPI, receiver: Receiver, signal: Signal) -> None:
         )
         try:
             outcome = await receiver.answer(call)
+            if outcome.hold_s:
+                await asyncio.sleep(outcome.hold_s)
         except asyncio.CancelledError:
             # A request that waits is cancelled at the end of the process alone, and has time for its reply.
             outcome = Outcome(503, "the server is stopping", retry_after_s=receiver.retry_after_s)

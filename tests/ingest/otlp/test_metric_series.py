@@ -78,12 +78,12 @@ def test_every_type_of_attribute_has_a_text(value: Any, text: str) -> None:
 
 
 def test_a_rejected_resource_is_cheap() -> None:
-    """With thousands of attributes and scopes, its points are rejected in under 2 s, and the rejections name the service."""
+    """With thousands of attributes and scopes, its points are rejected in 2 s of processor time, and the rejections name the service."""
     body = metrics_request({**{f"key-{i}": "x" for i in range(5_000)}, "service.name": "large"})
     for number in range(2_000):
         body.resource_metrics[0].scope_metrics.add().metrics.add(name="a").gauge.data_points.add(time_unix_nano=NOW_NS, as_int=number)
-    started = time.perf_counter()
+    started = time.process_time()
     batch = rows(body)
-    assert time.perf_counter() - started < 2
+    assert time.process_time() - started < 2
     assert set(batch.rejected["reason"].to_pylist()) == {"attribute"} and batch.rejected_items == 2_000
     assert set(batch.rejected["service_name"].to_pylist()) == {"large"}

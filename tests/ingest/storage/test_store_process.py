@@ -12,13 +12,15 @@ import threading
 import time
 from collections.abc import Iterator
 from functools import partial
+from threading import Event
 
 import pyarrow as pa
 import pytest
+from clickhouse_connect.driver.client import Client
 
 from helpers.servers.waiting import until
 from legato_ingest.errors import QueryEnded, StoreError, StoreRefused, StoreRestarting, StoreUnavailable
-from legato_ingest.storage import ProcessStore, StoreProcess
+from legato_ingest.storage import EmbeddedStore, ProcessStore, StoreProcess
 from legato_ingest.storage.lock import StoreLock
 from legato_ingest.storage.process_memory import anonymous_bytes
 
@@ -312,6 +314,35 @@ def test_a_store_that_cannot_be_opened(tmp_path: pathlib.Path) -> None:
     (tmp_path / "file").write_text("no folder", encoding="ascii")
     with pytest.raises((StoreUnavailable, OSError)):
         opened(tmp_path / "file" / "store", [])
+
+
+def test_a_query_during_the_close_leaves_no_client_open(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fails. The engine opens one path in a process, so the next store opens only if the engine of the first one has ended."""
+    first, connect, begun, closed, failures = EmbeddedStore(tmp_path / "1"), EmbeddedStore._connect, Event(), Event(), list[Exception]()
+
+    def connect_late(store: EmbeddedStore) -> Client:
+        begun.set()
+        assert closed.wait(30)
+        return connect(store)
+
+    def read() -> None:
+        try:
+            first.query_bytes("SELECT 1")
+        except StoreUnavailable as error:
+            failures.append(error)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EmbeddedStore, "_connect", connect_late)
+        reader = threading.Thread(target=read)
+        reader.start()
+        assert begun.wait(30)
+        first.close()
+        closed.set()
+        reader.join(30)
+    assert len(failures) == 1 and "closed" in str(failures[0])
+    second = EmbeddedStore(tmp_path / "2")
+    assert second.select("SELECT 1") == [(1,)]
+    second.close()
 
 
 def test_closing_ends_the_process(tmp_path: pathlib.Path, ended: list[str]) -> None:

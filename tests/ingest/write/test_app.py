@@ -106,6 +106,14 @@ def test_temporary_errors_are_retried(stub: StubCommitter, status: int, code: in
         assert endpoint.client.get("/healthz").status_code == 200
 
 
+def test_a_refusal_is_held_back() -> None:
+    """The quotas name the time: that of a sender over its rate."""
+    with endpoint_over(StubCommitter(Receipt(), raises=Overloaded("full", hold_s=0.5))) as endpoint:
+        began_s = time.monotonic()
+        refused(endpoint.post(spans_body().SerializeToString()), 429, 8)
+        assert time.monotonic() - began_s >= 0.5
+
+
 def test_bodies_in_flight_are_limited() -> None:
     """While unfinished bodies take up the limit, other requests get 429; afterwards they are accepted."""
     wait = threading.Event()

@@ -79,13 +79,13 @@ def test_too_many_bytes_are_413(endpoint: Endpoint, encoding: str) -> None:
 
 
 def test_a_decompression_bomb_costs_no_memory(endpoint: Endpoint) -> None:
-    """190 MiB of zeros in less than 200 kB are refused as soon as the limit is passed, in under 2 s."""
+    """190 MiB of zeros in less than 200 kB are refused as soon as the limit is passed, in under 2 s of processor time."""
     bomb = zlib.compressobj(9, wbits=31)
     content = b"".join(bomb.compress(bytes(2**20)) for _ in range(190)) + bomb.flush()
     assert len(content) < 200_000
-    started = time.perf_counter()
+    started = time.process_time()
     refused(endpoint.post(content, "gzip"), 413, 8)
-    assert time.perf_counter() - started < 2
+    assert time.process_time() - started < 2
 
 
 def test_a_zstd_frame_may_not_demand_a_huge_window(endpoint: Endpoint) -> None:

@@ -114,6 +114,24 @@ def test_a_tenant_never_exceeds_its_rate(requests: list[tuple[float, int]]) -> N
     assert accepted <= 1000 + 100 * (clock.now - 1_000_000) + 500
 
 
+def test_replies_over_the_rate_are_held_back() -> None:
+    """For a quarter of a second, and 40 a second of a tenant, unless so many wait that one would be held for over 2 s."""
+    clock = Clock()
+    quotas = quotas_of(clock, bytes_per_s=100)
+    send(quotas, 10_000)
+    send(quotas, 10_000, "other")
+
+    def hold_s(tenant: str) -> float:
+        with pytest.raises(Overloaded) as refused:
+            send(quotas, 1, tenant)
+        return round(refused.value.hold_s, 6)
+
+    assert [hold_s("shop") for _ in range(3)] == [0.25, 0.275, 0.3] and hold_s("other") == 0.25
+    assert max(hold_s("shop") for _ in range(1_000)) == 2
+    clock.now += 10
+    assert hold_s("shop") == 0.25
+
+
 def test_in_flight_bytes_are_limited_by_tenant() -> None:
     """Over the limit this tenant gets 429 until one of its requests is answered; a single body of any size is accepted."""
     quotas = quotas_of(Clock(), in_flight_bytes_max=100)
