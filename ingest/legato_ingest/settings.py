@@ -120,9 +120,8 @@ class Settings(BaseSettings):
         0,
         ge=0,
         description=(
-            "Average rate at which one tenant may send, in bytes per second. Up to 1.5 s of unused rate can be saved up, and one "
-            "request may overdraw the balance; while it is overdrawn, requests of the tenant get 429, over HTTP after 0.25 to 2 s. "
-            "0: no limit"
+            "Average rate at which one tenant may send, in bytes per second. Up to 1.5 s of unused rate can be saved up, and one request "
+            "may overdraw the balance; while it is overdrawn, requests of the tenant get 429, over HTTP after 0.25 to 2 s. 0: no limit"
         ),
     )
     tenant_in_flight_bytes_max: int = Field(

@@ -1,8 +1,8 @@
 """Deduplication: which rows of a commit the store already holds.
 
-A stream row is identified by (tenant, trace, span, rev), which all come from the span, and a rejected item by the key of ``rejected``. An
-engine step, finished request or sample is identified by its time and the columns that distinguish rows of the same time. Each
-lookup restricts columns at the front of the table's sorting key, so that ClickHouse reads few granules. The exact comparison is made here.
+A stream row is identified by (tenant, trace, span, rev), which all come from the span. An engine step, finished request or sample is
+identified by its time and the columns that distinguish rows of the same time. Each lookup restricts columns at the front of the table's
+sorting key, so that ClickHouse reads few granules. The exact comparison is made here; that of rejected items in `rejections`.
 """
 
 from __future__ import annotations
@@ -17,32 +17,26 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from legato_ingest.storage import Store
-from legato_ingest.storage.sql import between_ns, integers, quoted, quoted_all, unquoted
+from legato_ingest.storage.sql import between_ns, integers, quoted_all, unquoted
 
 __all__ = [
     "TIMED_TABLES",
-    "RejectionKey",
     "StreamKey",
     "TimedTable",
     "minute_ranges",
     "new_rows",
-    "rejection_keys",
-    "rejections_query",
-    "stored_rejections",
     "stored_streams",
     "stream_keys",
     "values",
 ]
 
 StreamKey = tuple[str, bytes, bytes, int]
-RejectionKey = tuple[str, str, bytes, bytes, int, bytes]
 T = TypeVar("T")
 
 _MINUTE_NS = 60_000_000_000
 # More separate ranges of time than this are queried as one, so that a backfill of months does not cause hundreds of queries.
 _RANGES_MAX = 16
 _STREAM_KEY = ("tenant", "trace_id", "span_id", "rev")
-_REJECTION_KEY = ("tenant", "reason", "trace_id", "span_id", "rev", "span_sha256")
 _PIECE_ROWS = 4_096
 # Columns of bytes that are no text.
 _IDS = ("trace_id", "span_id")
@@ -81,13 +75,9 @@ def stored_streams(store: Store, tables: Sequence[pa.Table]) -> set[StreamKey]:
             WHERE tenant IN ({tenants})
               AND {between_ns("start_time", low, high)}
               AND reinterpretAsUInt64(span_id) IN ({integers(inside)})"""
-        found.update(_decoded(stream_keys(store.select_arrow(sql)), 1))
+        # ClickHouse returns strings as bytes.
+        found.update((unquoted(tenant), *ids) for tenant, *ids in stream_keys(store.select_arrow(sql)))
     return found
-
-
-def rejection_keys(rows: pa.Table) -> list[RejectionKey]:
-    """Return the key of each row of ``rejected``."""
-    return _keys(rows, _REJECTION_KEY)
 
 
 def values(column: pa.ChunkedArray) -> list[Any]:
@@ -98,40 +88,6 @@ def values(column: pa.ChunkedArray) -> list[Any]:
 
 def _keys(rows: pa.Table, names: Sequence[str]) -> list[Any]:
     return list(zip(*(values(rows[name]) for name in names), strict=True))
-
-
-def stored_rejections(store: Store, rows: pa.Table) -> set[RejectionKey]:
-    """Return those keys of these rows of ``rejected`` that the store holds: a request that is sent again has the same bad items."""
-    keys = set(rejection_keys(rows))
-    found: set[RejectionKey] = set()
-    for tenant, reason in sorted({key[:2] for key in keys}):
-        sql = rejections_query([key for key in keys if key[:2] == (tenant, reason)])
-        found.update(_decoded(rejection_keys(store.select_arrow(sql)), 2))
-    return found
-
-
-def rejections_query(keys: Sequence[RejectionKey]) -> str:
-    """Return the query for the stored rows with these keys, which share tenant and reason.
-
-    It restricts the columns of the sorting key themselves and not functions of them. The ids are sent as one hexadecimal string for each
-    column: with 100,000 keys, ClickHouse parses and looks up this form about four times faster than a list of tuples.
-    """
-    tenant, reason, *_ = keys[0]
-    ids = {"trace_id": [key[2] for key in keys], "span_id": [key[3] for key in keys], "span_sha256": [key[5] for key in keys]}
-    values = (
-        f"toFixedString(substring(unhex('{b''.join(column).hex()}'), 1 + {len(column[0])} * number, {len(column[0])}), {len(column[0])})"
-        for column in ids.values()
-    )
-    return f"""
-        SELECT {", ".join(_REJECTION_KEY)} FROM rejected
-        WHERE tenant = {quoted(tenant)} AND reason = {quoted(reason)}
-          AND rev IN ({",".join(map(str, sorted({key[4] for key in keys})))})
-          AND ({", ".join(ids)}) IN (SELECT {", ".join(values)} FROM numbers({len(keys)}))"""
-
-
-def _decoded(keys: Iterable[tuple[Any, ...]], texts: int) -> Iterable[Any]:
-    """Yield keys of a query's result with their first columns as text: ClickHouse returns strings as bytes."""
-    return ((*map(unquoted, key[:texts]), *key[texts:]) for key in keys)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,10 @@ from legato_ingest.metrics import Metrics
 from legato_ingest.objectives import Objective
 from legato_ingest.otlp.batch import Batch, rejected_row
 from legato_ingest.storage import Store
-from legato_ingest.write.dedup import TIMED_TABLES, TimedTable, new_rows, rejection_keys, stored_rejections, stored_streams, stream_keys
+from legato_ingest.write.dedup import TIMED_TABLES, TimedTable, new_rows, stored_streams, stream_keys
 from legato_ingest.write.one_response import Resolved, Responses, superseding
 from legato_ingest.write.recent_keys import RecentRows
+from legato_ingest.write.rejections import new_rejections
 from legato_ingest.write.second_look import SecondLook
 from legato_ingest.write.sender_counts import SenderCounts
 from legato_ingest.write.slo_counters import count_results
@@ -80,7 +81,8 @@ class GroupInsert:
         # These rows are not deduplicated: a rev that is sent again replaces its own row, and no query counts the rows.
         self._store.insert(SOCKETS, pa.concat_tables([batch.sockets for batch in batches]))
         rejected = [*refused, *self._insert_timed(batches, receipts, received_ms)]
-        self._insert_rejected(pa.concat_tables([*(batch.rejected for batch in batches), *rejected]), received_ms)
+        bad = pa.concat_tables([*(batch.rejected for batch in batches), *rejected])
+        self._store.insert(REJECTED, with_received_at(new_rejections(self._store, bad), received_ms))
         self._count_outcome(batches, new, len(refused), sum(loser.place is not None for loser, _ in resolved.lost))
         self._senders.add_same(resolved.lost)
         for batch in batches:
@@ -177,11 +179,6 @@ class GroupInsert:
         bad = self._insert_halving(table.table, new)
         self._metrics.count_stored(table.table, new.num_rows - len(bad), rows.num_rows - new.num_rows, len(bad))
         return bad
-
-    def _insert_rejected(self, rows: pa.Table, received_ms: int) -> None:
-        """Insert the rows of `rejected` that are new: a request that is sent again has the same bad items."""
-        new = new_rows(rows, rejection_keys(rows), stored_rejections(self._store, rows))
-        self._store.insert(REJECTED, with_received_at(new, received_ms))
 
     def _insert_halving(self, table: str, rows: pa.Table) -> list[tuple[pa.Table, StoreRefused]]:
         """Insert all rows. Where the store refuses some, halve them until it refuses a single row; return these rows with their errors."""
