@@ -1,9 +1,9 @@
 """Conversion of received bodies to rows, in threads: large bodies one by one, small bodies of spans that wait at the same moment together.
 
 A body of some KB can be megabytes after decompression, and take seconds. So bodies wait in lanes by their decompressed size, each with
-separate threads, and a small body never waits for a large one. Tenants take turns. No timer delays a body while few arrive. Under a load,
-conversions begin a few hundredths of a second apart, unless a body of a tenant that did not cause the load waits. The module answers no
-request.
+separate threads, and a small body never waits for a large one. Each tenant has its own queue of small bodies, so that none waits for those
+of another tenant. No timer delays a body while few arrive; under a load of a tenant, its conversions begin a few hundredths of a second
+apart. The module answers no request.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence, Set
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -24,13 +24,10 @@ from legato_ingest.otlp.batch import Batch
 from legato_ingest.otlp.signals import SPANS
 from legato_ingest.write.body import Body
 
-__all__ = ["GROUP_BYTES", "LARGE_BYTES", "Conversions"]
+__all__ = ["LARGE_BYTES", "Conversions"]
 
 LARGE_BYTES = 4 * 2**20
 """A body of more bytes after decompression is large: it is converted in the last lane, one batch after another."""
-
-GROUP_BYTES = 512 * 1024
-"""Bodies of about so many bytes are converted together, as they arrive and after decompression: some 30 ms."""
 
 _T = TypeVar("_T")
 _K = TypeVar("_K")
@@ -41,6 +38,9 @@ _BETWEEN = 1
 _TURN_S = 10.0
 # Bodies that are converted together: so many, of at most so many bytes each.
 _BODIES_MAX, _SMALL_BYTES_MAX = 128, 64 * 1024
+# And of about so many bytes together, as they arrive and after decompression: some 30 ms, of hostile ones 0.2 s. Beside another tenant,
+# whose body waits for the end of the group, less: bodies of a few KB, of which that is dozens, would hardly take less time each.
+_GROUP_BYTES, _SHARED_GROUP_BYTES = 512 * 1024, 128 * 1024
 # The lanes: the largest body after decompression (the last lane takes all that are accepted), and its share of the threads.
 _LANES = ((128 * 1024, 1), (LARGE_BYTES, 2), (None, 4))
 # A tenant has one thread of a lane for so long after a body of another tenant.
@@ -57,45 +57,36 @@ class _Waiting:
     batch: asyncio.Future[Batch | None]
 
 
-class _Turns:
-    """Bodies that wait. Tenants take turns, so that many bodies of one do not delay those of the others."""
+class _Queue:
+    """Bodies of one tenant that wait, in their order."""
 
     def __init__(self) -> None:
-        self._of_tenant: dict[str, deque[_Waiting]] = {}
+        self._bodies = deque[_Waiting]()
 
     def __len__(self) -> int:
-        return sum(map(len, self._of_tenant.values()))
+        return len(self._bodies)
 
     def append(self, waiting: _Waiting) -> None:
         """Add a body."""
-        self._of_tenant.setdefault(waiting.body.tenant, deque()).append(waiting)
+        self._bodies.append(waiting)
 
     def remove(self, waiting: _Waiting) -> None:
         """Remove a body, unless it was taken."""
-        own = self._of_tenant.get(waiting.body.tenant, deque())
         with suppress(ValueError):
-            own.remove(waiting)
-        if not own:
-            self._of_tenant.pop(waiting.body.tenant, None)
-
-    def has_other(self, tenants: Set[str]) -> bool:
-        """Return whether a body of a tenant that is not one of these waits."""
-        return not self._of_tenant.keys() <= tenants
+            self._bodies.remove(waiting)
 
     def take(self, most: int, bytes_max: int) -> list[_Waiting]:
-        """Remove and return so many bodies at most, those of one tenant in their order. The last one may exceed the bytes."""
+        """Remove and return so many bodies at most. The last one may exceed the bytes."""
         group, size = list[_Waiting](), 0
-        is_shared = len(self._of_tenant) > 1
-        # What is left of a single tenant waits for the next group: its bodies would delay those of the others in this one.
-        while self._of_tenant and len(group) < most and size < bytes_max and not (is_shared and len(self._of_tenant) == 1):
-            tenant, own = next(iter(self._of_tenant.items()))
-            group.append(own.popleft())
+        while self._bodies and len(group) < most and size < bytes_max:
+            group.append(self._bodies.popleft())
             size += len(group[-1].body.content)
-            # The next turn of this tenant is after those of the others.
-            del self._of_tenant[tenant]
-            if own:
-                self._of_tenant[tenant] = own
         return group
+
+    def put_back(self, taken: Sequence[_Waiting]) -> None:
+        """Put bodies back that were taken, before the others."""
+        # The request of a sender that has disconnected is cancelled.
+        self._bodies.extendleft(waiting for waiting in reversed(taken) if not waiting.batch.done())
 
 
 class _Neighbours:
@@ -110,6 +101,10 @@ class _Neighbours:
         if tenant != self._tenant:
             self._tenant, self._other_at_s = tenant, self._at_s
         self._at_s = now_s
+        return self.are_several(now_s)
+
+    def are_several(self, now_s: float) -> bool:
+        """Return whether bodies of two tenants arrived within ``_OTHERS_S``."""
         return now_s - self._other_at_s < _OTHERS_S
 
 
@@ -170,13 +165,13 @@ class Conversions:
     """Converts bodies on threads, ``requests_max`` small ones at a time. Used on one event loop.
 
     ``alone`` returns the batches of a body, or ``None`` for a body of more bytes than its second argument; ``together`` returns a batch for
-    each of several bodies, ``None`` for each that it leaves to ``alone``.
+    each of the first bodies of several, of about so many bytes as its second argument, ``None`` for each that it leaves to ``alone``.
     """
 
     def __init__(
         self,
         alone: Callable[[Body, int | None], Iterator[Batch] | None],
-        together: Callable[[Sequence[Body]], Sequence[Batch | None]],
+        together: Callable[[Sequence[Body], int], Sequence[Batch | None]],
         requests_max: int,
     ) -> None:
         self._alone, self._together = alone, together
@@ -187,11 +182,9 @@ class Conversions:
         # The threads of a lane, and the places, that a tenant may have.
         self._threads_of: dict[tuple[int, str], anyio.CapacityLimiter] = {}
         self._places_of: dict[str, anyio.CapacityLimiter] = {}
-        self._waiting, self._neighbours = _Turns(), _Neighbours()
-        # Tenants with bodies in the last conversion, while the next one is put off.
-        self._gathering: frozenset[str] = frozenset()
-        self._other_arrived = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._neighbours = _Neighbours()
+        # The queues of small bodies by tenant, each with the task that converts them until none waits.
+        self._queues: dict[str, tuple[_Queue, asyncio.Task[None]]] = {}
 
     def is_place_wanted(self, tenant: str) -> bool:
         """Return whether a large body waits for the place of one of this tenant."""
@@ -249,54 +242,48 @@ class Conversions:
 
     async def _with_others(self, body: Body) -> Batch | None:
         waiting = _Waiting(body, asyncio.get_running_loop().create_future())
-        self._waiting.append(waiting)
-        if self._gathering and body.tenant not in self._gathering:
-            self._other_arrived.set()
-        if self._task is None:
-            self._task = asyncio.create_task(self._convert_waiting())
+        if body.tenant not in self._queues:
+            queue = _Queue()
+            self._queues[body.tenant] = queue, asyncio.create_task(self._convert_waiting(body.tenant, queue))
+        queue, _ = self._queues[body.tenant]
+        queue.append(waiting)
         try:
             return await waiting.batch
         except asyncio.CancelledError:
             # The body of a request that is cancelled is no longer counted, so it must not stay in memory.
-            self._waiting.remove(waiting)
+            queue.remove(waiting)
             raise
 
-    async def _convert_waiting(self) -> None:
-        """Convert until no body waits."""
+    async def _convert_waiting(self, tenant: str, queue: _Queue) -> None:
+        """Convert until no body of the tenant waits."""
         try:
-            while len(self._waiting):
+            while queue:
                 began_s = time.monotonic()
-                group = self._waiting.take(_BODIES_MAX, GROUP_BYTES)
-                has_left_some = len(self._waiting) > 0
-                for waiting, batch in zip(group, await self._converted(group), strict=True):
+                is_shared = self._neighbours.are_several(began_s)
+                size = _SHARED_GROUP_BYTES if is_shared else _GROUP_BYTES
+                group = queue.take(_BODIES_MAX, size)
+                own = _limiter_of(self._threads_of, (0, tenant), 1 if is_shared else _most_of(tenant, self._threads[0]))
+                batches = await self._converted(group, size, own)
+                queue.put_back(group[len(batches) :])
+                has_left_some = len(queue) > 0
+                for waiting, batch in zip(group, batches, strict=False):
                     # The request of a sender that has disconnected is cancelled.
                     if not waiting.batch.done():
                         waiting.batch.set_result(batch)
                 if len(group) >= _BUSY_BODIES and not has_left_some:
-                    await self._gather(group, began_s + _APART_S - time.monotonic())
+                    await asyncio.sleep(began_s + _APART_S - time.monotonic())
         finally:
-            self._task = None
+            del self._queues[tenant]
 
-    async def _gather(self, before: Sequence[_Waiting], seconds: float) -> None:
-        """Wait so long for further bodies of the tenants of the last conversion, or until a body of another tenant waits."""
-        self._gathering = frozenset(waiting.body.tenant for waiting in before)
-        self._other_arrived.clear()
-        try:
-            if not self._waiting.has_other(self._gathering):
-                async with asyncio.timeout(seconds):
-                    await self._other_arrived.wait()
-        except TimeoutError:
-            pass
-        finally:
-            self._gathering = frozenset()
-
-    async def _converted(self, group: Sequence[_Waiting]) -> Sequence[Batch | None]:
+    async def _converted(self, group: Sequence[_Waiting], bytes_max: int, own: anyio.CapacityLimiter) -> Sequence[Batch | None]:
+        """Return the batch of each of the first bodies, one at least; ``None`` for each that is to be converted alone."""
         if len(group) == 1:
             return [None]
         bodies = [waiting.body for waiting in group]
         try:
-            batches = await _in_thread(self._threads[0], self._together, bodies)
-            if len(batches) == len(group):
+            async with own:
+                batches = await _in_thread(self._threads[0], self._together, bodies, bytes_max)
+            if 0 < len(batches) <= len(group):
                 return batches
         except Exception:
             # Out of memory, for example: a single body may still be converted, and its error is that of its request.

@@ -30,7 +30,7 @@ from legato_ingest.shares import Shares
 from legato_ingest.write.body import Body, Entry
 from legato_ingest.write.body_converter import BodyConverter, Rows
 from legato_ingest.write.committer import Committer, Receipt
-from legato_ingest.write.conversion import GROUP_BYTES, LARGE_BYTES, Conversions
+from legato_ingest.write.conversion import LARGE_BYTES, Conversions
 from legato_ingest.write.quotas import TenantQuotas, label_hashes
 
 __all__ = ["Call", "Counters", "Outcome", "Receiver"]
@@ -213,18 +213,18 @@ class Receiver:
         self._metrics.errors.labels(item, type(error).__name__).inc()
         _log.error("converting a %s failed inside Legato; it was rejected as `internal`", item, exc_info=error)
 
-    def _convert_together(self, bodies: Sequence[Body]) -> list[Batch | None]:
-        """Convert the small bodies of each tenant at once. The others, and all where labels are counted, are to be converted alone.
+    def _convert_together(self, bodies: Sequence[Body], bytes_max: int) -> list[Batch | None]:
+        """Convert the first bodies, of about so many bytes after decompression, those of each tenant at once.
 
-        So are those for which there is no room among the first ones: the others wait for all of them.
+        Those that are not small, and all where labels are counted, are to be converted alone.
         """
-        out: list[Batch | None] = [None] * len(bodies)
         if self._checks_cardinality:
-            return out
-        tenants, size = dict[str, list[tuple[int, bytes]]](), 0
+            return [None] * len(bodies)
+        out, tenants, size = list[Batch | None](), dict[str, list[tuple[int, bytes]]](), 0
         for number, body in enumerate(bodies):
-            if size >= GROUP_BYTES:
+            if size >= bytes_max:
                 break
+            out.append(None)
             try:
                 content = http.decompress(body.encoding, body.content, _TOGETHER_BYTES_MAX)
             except BadRequest:

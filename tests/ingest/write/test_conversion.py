@@ -57,16 +57,16 @@ class Converters:
             raise BadRequest("bad")
         return iter([Batch(spans=body.content[-1])])
 
-    def several(self, bodies: Sequence[Body]) -> list[Batch | None]:
+    def several(self, bodies: Sequence[Body], bytes_max: int) -> list[Batch | None]:
         """Convert several bodies."""
         self.together.append(list(bodies))
         return [None if self._leave(body) else Batch(spans=body.content[-1]) for body in bodies]
 
-    def several_when_open(self, bodies: Sequence[Body]) -> list[Batch | None]:
+    def several_when_open(self, bodies: Sequence[Body], bytes_max: int) -> list[Batch | None]:
         """Convert several bodies once ``gate`` is set. ``under_way`` is set before that."""
         self.under_way.set()
         assert self.gate.wait(10)
-        return self.several(bodies)
+        return self.several(bodies, bytes_max)
 
 
 def test_bodies_that_wait_are_converted_together() -> None:
@@ -106,7 +106,7 @@ def test_a_body_that_is_left_is_converted_alone_and_its_error_is_its_own() -> No
 def test_a_sender_that_leaves_keeps_no_other_waiting() -> None:
     """Its request is cancelled while it waits; the next bodies are converted. A fault of the joint conversion leaves all to the other."""
     made = Converters()
-    made.several = lambda bodies: (_ for _ in ()).throw(MemoryError())  # type: ignore[method-assign]
+    made.several = lambda bodies, bytes_max: (_ for _ in ()).throw(MemoryError())  # type: ignore[method-assign]
 
     async def main() -> list[Batch]:
         conversions = Conversions(made.one, made.several, 4)
@@ -135,12 +135,12 @@ def test_bodies_of_cancelled_requests_are_dropped() -> None:
         for each in left:
             each.cancel()
         await asyncio.sleep(0.05)
-        waiting = len(conversions._waiting)
+        waiting = len(conversions._queues[""][0])
         made.gate.set()
         await asyncio.gather(*first)
         return waiting
 
-    made.several = lambda bodies: [next(made.one(body, None)) for body in bodies]  # type: ignore[method-assign]
+    made.several = lambda bodies, bytes_max: [next(made.one(body, None)) for body in bodies]  # type: ignore[method-assign]
     assert asyncio.run(main()) == 0
 
 
@@ -154,7 +154,7 @@ def test_a_cancelled_call_keeps_its_place_until_its_thread_ends() -> None:
         return iter([Batch()])
 
     async def main() -> None:
-        conversions = Conversions(alone, lambda bodies: [None for _ in bodies], 1)
+        conversions = Conversions(alone, lambda bodies, _: [None for _ in bodies], 1)
         tasks = []
         for _ in range(20):
             tasks.append(asyncio.create_task(batch_of(conversions, small(size=70_000))))
@@ -178,7 +178,7 @@ def test_a_cancelled_call_keeps_no_body() -> None:
         raise BadRequest(f"{len(body.content)} bytes")
 
     async def main() -> None:
-        conversions = Conversions(alone, lambda bodies: [None for _ in bodies], 1)
+        conversions = Conversions(alone, lambda bodies, _: [None for _ in bodies], 1)
         with keeping_less_than(1_000_000):
             for _ in range(3):
                 task = asyncio.create_task(batch_of(conversions, small(size=2_000_000)))
@@ -225,7 +225,7 @@ def test_a_tenant_never_has_all_threads_of_a_lane() -> None:
         return iter([Batch()])
 
     async def main() -> list[str]:
-        conversions = Conversions(alone, lambda bodies: [None for _ in bodies], 3)
+        conversions = Conversions(alone, lambda bodies, _: [None for _ in bodies], 3)
         greedy = [asyncio.create_task(batch_of(conversions, of_tenant("greedy", size=70_000))) for _ in range(9)]
         await asyncio.sleep(0.1)
         await batch_of(conversions, of_tenant("other", size=70_000))
@@ -249,7 +249,7 @@ def test_beside_another_tenant_a_tenant_has_one_thread(monkeypatch: pytest.Monke
         return iter([Batch()])
 
     async def main() -> list[int]:
-        conversions, counts = Conversions(alone, lambda bodies: [None for _ in bodies], 4), list[int]()
+        conversions, counts = Conversions(alone, lambda bodies, _: [None for _ in bodies], 4), list[int]()
         for pause_s in (0.0, 0.4):
             await batch_of(conversions, of_tenant("other", size=70_000))
             await asyncio.sleep(pause_s)
@@ -277,7 +277,7 @@ def test_large_bodies_of_a_tenant_have_their_processes_beside_others() -> None:
         return iter([Batch()])
 
     async def main() -> int:
-        conversions = Conversions(alone, lambda bodies: [None for _ in bodies], 12)
+        conversions = Conversions(alone, lambda bodies, _: [None for _ in bodies], 12)
         await batch_of(conversions, of_tenant("other", size=70_000))
         greedy = [asyncio.create_task(batch_of(conversions, of_tenant("greedy", size=70_000))) for _ in range(3)]
         await asyncio.sleep(0.2)
@@ -297,7 +297,7 @@ def test_a_body_that_waits_too_long_for_its_turn_is_refused(monkeypatch: pytest.
         return None if bytes_max is not None else iter([Batch(spans=1), Batch(spans=2)])
 
     async def main() -> None:
-        conversions = Conversions(alone, lambda bodies: [None] * len(bodies), 4)
+        conversions = Conversions(alone, lambda bodies, _: [None] * len(bodies), 4)
         begun, go = asyncio.Semaphore(0), asyncio.Event()
 
         async def between_two_batches() -> list[int]:
@@ -327,7 +327,7 @@ def test_under_a_load_conversions_are_apart() -> None:
     made, began = Converters(), list[float]()
     made.gate.set()
 
-    def several(bodies: Sequence[Body]) -> list[Batch | None]:
+    def several(bodies: Sequence[Body], bytes_max: int) -> list[Batch | None]:
         began.append(time.monotonic())
         return [Batch() for _ in bodies]
 
@@ -343,7 +343,7 @@ def test_under_a_load_conversions_are_apart() -> None:
 
 @pytest.mark.parametrize("is_late", [False, True], ids=["waits already", "arrives meanwhile"])
 def test_a_tenant_waits_for_no_load_of_another(monkeypatch: pytest.MonkeyPatch, is_late: bool) -> None:
-    """Its body ends the time in which bodies of the others gather."""
+    """Neither for its conversion nor for the time in which its bodies gather."""
     monkeypatch.setattr("legato_ingest.write.conversion._APART_S", 30.0)
     made = Converters()
 
@@ -363,7 +363,7 @@ def test_a_tenant_waits_for_no_load_of_another(monkeypatch: pytest.MonkeyPatch, 
         alone = asyncio.create_task(batch_of(conversions, of_tenant("other")))
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(alone, 0.2)
-        await asyncio.wait_for(batch_of(conversions, of_tenant("greedy")), 10)
+        await asyncio.wait_for(batch_of(conversions, of_tenant("third")), 10)
 
     asyncio.run(main())
 
@@ -401,8 +401,31 @@ def test_a_group_of_bodies_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) 
     assert len(sizes) >= 10 and max(sizes) < 512 * 1024 + 64 * 1024
 
 
-def test_bodies_that_are_large_together_after_decompression_are_not_converted_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hundred bodies of 1 KB with gzip that have 100 KB each: the first ones are one group, the others are converted alone."""
+def test_beside_another_tenant_a_group_is_small() -> None:
+    """Its bodies that are left after decompression stay in their order and are converted together next; no result is that of another."""
+    asked, order = list[int](), list[bytes]()
+
+    def two_at_once(bodies: Sequence[Body], bytes_max: int) -> list[Batch | None]:
+        asked.append(bytes_max)
+        order.extend(body.content[-2:] for body in bodies[:2] if body.tenant == "greedy")
+        return [Batch(spans=int.from_bytes(body.content[-2:])) for body in bodies[:2]]
+
+    def numbered(number: int, tenant: str) -> Body:
+        body = small()
+        return replace(body, content=body.content + number.to_bytes(2), tenant=tenant)
+
+    async def main() -> None:
+        conversions = Conversions(lambda body, _: iter([Batch(spans=int.from_bytes(body.content[-2:]))]), two_at_once, 4)
+        bodies = [numbered(number, "other" if number in (0, 7) else "greedy") for number in range(100)]
+        batches = await asyncio.gather(*(batch_of(conversions, body) for body in bodies))
+        assert [batch.spans for batch in batches] == list(range(100))
+
+    asyncio.run(main())
+    assert set(asked) == {128 * 1024} and len(asked) > 40 and order == sorted(order)
+
+
+def test_bodies_that_are_large_together_after_decompression_are_several_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred bodies of 1 KB with gzip that have 100 KB each: the group is the first ones."""
     together = list[int]()
 
     def counted(contents: Sequence[bytes], **more: Any) -> list[Batch | None]:
@@ -412,7 +435,7 @@ def test_bodies_that_are_large_together_after_decompression_are_not_converted_to
     monkeypatch.setattr("legato_ingest.write.receiver.convert_bodies", counted)
     receiver = Receiver(load(), cast(Committer, StubCommitter(Receipt())), Metrics())
     bodies = [Body(SPANS, gzip.compress(bytes(100_000)), http.PROTOBUF, "gzip", tenant) for tenant in ("a", "b") * 50]
-    assert receiver._convert_together(bodies) == [None] * 100
+    assert receiver._convert_together(bodies, 512 * 1024) == [None] * 6
     assert together == [3, 3]
 
 
@@ -433,7 +456,7 @@ def test_a_small_body_waits_for_no_large_one() -> None:
         return Body(POINTS, gzip.compress(bytes(size)), http.PROTOBUF, "gzip", "")
 
     async def main() -> None:
-        conversions = Conversions(alone, lambda bodies: [None] * len(bodies), 4)
+        conversions = Conversions(alone, lambda bodies, _: [None] * len(bodies), 4)
         large = [asyncio.create_task(batch_of(conversions, sized(size))) for size in (200_000, 5_000_000) for _ in range(20)]
         await asyncio.sleep(0.05)
         for _ in range(5):
