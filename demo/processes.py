@@ -27,6 +27,7 @@ __all__ = ["ChildFailed", "Children", "choose_port", "raise_priority"]
 _PR_SET_PDEATHSIG = 1
 # Below the ports that Linux chooses for outgoing connections (32,768 and above), so that no client takes a port before its server does.
 _PORTS, _PORTS_TRIED = (10_000, 32_000), 100
+_chosen = set[int]()
 _STOP_S = 15.0
 # After a failure the store may be down. A child then cannot flush its spans, so waiting longer is useless.
 _STOP_AFTER_FAILURE_S = 2.0
@@ -37,8 +38,12 @@ class ChildFailed(Exception):
 
 
 def choose_port(preferred: int) -> int:
-    """Return ``preferred`` if that port is free on 127.0.0.1, otherwise another free port (0: any). Raises ``OSError`` if there is none."""
-    for port in ([preferred] if preferred else []) + random.SystemRandom().sample(range(*_PORTS), _PORTS_TRIED):
+    """Return ``preferred`` if that port is free on 127.0.0.1, otherwise another free port (0: any) that was not returned before.
+
+    Raises ``OSError`` if there is none.
+    """
+    others = [port for port in random.SystemRandom().sample(range(*_PORTS), _PORTS_TRIED) if port not in _chosen]
+    for port in [preferred, *others] if preferred else others:
         with socket.socket() as probe:
             # Servers set this too: a port with connections in TIME_WAIT can be bound.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -46,6 +51,7 @@ def choose_port(preferred: int) -> int:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
+            _chosen.add(port)
             return port
     raise OSError("no free port on 127.0.0.1")
 

@@ -143,6 +143,8 @@ class HttpProtocol(HttpToolsProtocol):
                 return
             head = self._head_without_upgrade()
             self.parser = httptools.HttpRequestParser(self)
+            # As of uvicorn's parser: what follows the last request of a connection is no reason to refuse that request.
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
             self._parse(head + data[upgrade.args[0] :])
         except httptools.HttpParserError:
             self.logger.warning(_INVALID)
@@ -150,6 +152,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _head_without_upgrade(self) -> bytes:
         kept = [b"%s: %s\r\n" % pair for pair in self.headers if pair[0] not in (b"upgrade", b"connection", b"http2-settings")]
+        if any(word.strip().lower() == b"close" for name, value in self.headers if name == b"connection" for word in value.split(b",")):
+            kept.append(b"connection: close\r\n")
         version = self.parser.get_http_version().encode()
         return b"%s %s HTTP/%s\r\n%s\r\n" % (self.parser.get_method(), self.url, version, b"".join(kept))
 

@@ -189,6 +189,19 @@ def test_an_upgrade_is_ignored_and_the_body_is_read(url: str, body: bytes, pause
             assert received.count(b"HTTP/1.1 200 ") == 2 and b"HTTP/1.1 400" not in received
 
 
+def test_the_close_beside_an_upgrade_is_kept(url: str) -> None:
+    """The connection ends after the reply, and what follows the last request does not refuse it."""
+    for connection_header in (b"Upgrade, close", b"close"):
+        with connected(url) as connection:
+            connection.sendall(b"POST /x HTTP/1.1\r\nhost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\ncontent-length: 2\r\n\r\nhi")
+            head = b"POST /x HTTP/1.1\r\nhost: x\r\nUpgrade: h2c\r\ncontent-length: 2\r\nConnection: " + connection_header
+            connection.sendall(head + b"\r\n\r\nhi\r\nstray")
+            received = b""
+            while part := connection.recv(10_000):
+                received += part
+            assert received.count(b"HTTP/1.1 200 ") == 2 and b"HTTP/1.1 400" not in received, connection_header
+
+
 def test_connect_is_refused(url: str) -> None:
     """A parser ends it with its head, like an Upgrade."""
     with connected(url) as connection:

@@ -22,6 +22,7 @@ from legato_ingest.metrics import Metrics
 from legato_ingest.query.clickhouse_http import Encoded
 from legato_ingest.query.ended_queries import EndedQueries, form_of
 from legato_ingest.query.sql_guard import Guard, bound
+from legato_ingest.query.sql_text import check_format
 from legato_ingest.query.turns import Turns
 from legato_ingest.quoting import Value, parameter
 from legato_ingest.settings import Settings
@@ -174,6 +175,7 @@ class Reads:
         try:
             statement = self._guard.check(sql, parameters, tenant)
             chosen = statement.format or default_format
+            check_format(chosen)
             content = self.store.query_bytes(statement.sql, bound(statement, parameters), chosen, tenant)
         except QueryEnded as error:
             self._ended.ended(tenant, form, error.tenants, is_alone=error.is_alone)

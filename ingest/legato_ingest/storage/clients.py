@@ -54,8 +54,9 @@ _OWN_SETTINGS: Mapping[str, Any] = {
     "max_threads": 1,
 }
 # Of the readers of one tenant. ClickHouse evaluates a condition that it moves to PREWHERE before ``additional_table_filters``, on rows of
-# all tenants, and a function that fails puts their values into its error. The guard refuses PREWHERE for the same reason.
-_TENANT_SETTINGS: Mapping[str, int] = {"optimize_move_to_prewhere": 0}
+# all tenants, and a function that fails puts their values into its error. The guard refuses PREWHERE for the same reason. The number of
+# rows read shows which granules an index skips; they hold rows of all tenants.
+_TENANT_SETTINGS: Mapping[str, int] = {"optimize_move_to_prewhere": 0, "output_format_write_statistics": 0}
 # Idle reading clients over all tenants. Each takes about 1 MB.
 _IDLE_READERS_MAX = 16
 _TENANT_COLUMNS = """
@@ -65,7 +66,7 @@ GROUP BY table"""
 _TABLES_STATE = (
     "SELECT count(), max(metadata_modification_time), sum(cityHash64(name)) FROM system.tables WHERE database = currentDatabase()"
 )
-# These show sizes and dates over the rows of all tenants, and the disk that the tenants share.
+# These show dates over the rows of all tenants, and the disk that the tenants share.
 _SYSTEM_TABLES = ("system.disks", "system.parts", "system.parts_columns")
 _OBJECTIVES = "objectives"
 
@@ -226,6 +227,7 @@ class ClientStore(ABC):
         return "{" + ", ".join(f"{literal(table)}: {literal(rule)}" for table, rule in rules.items()) + "}"
 
     def _open(self) -> Client:
+        self._expect_open()
         with translated():
             client = self._connect()
             for name, value in _OWN_SETTINGS.items():
@@ -233,6 +235,7 @@ class ClientStore(ABC):
         return self._added(client)
 
     def _open_reader(self, tenant: str) -> Client:
+        self._expect_open()
         with translated():
             client = self._connect_reader(tenant)
         return self._added(client)
@@ -245,7 +248,12 @@ class ClientStore(ABC):
                 return client
         # A thread that still ran a query when the store was closed: a client of an embedded store would keep the engine open.
         client.close()
-        raise StoreUnavailable("the store is closed")
+        self._expect_open()
+        raise AssertionError("a closed store is never open again")
+
+    def _expect_open(self) -> None:
+        if self._is_closed:
+            raise StoreUnavailable("the store is closed")
 
     def _drop(self, client: Client) -> None:
         self._filtered.pop(id(client), None)

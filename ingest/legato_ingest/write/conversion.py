@@ -38,8 +38,8 @@ _BETWEEN = 1
 _TURN_S = 10.0
 # Bodies that are converted together: so many, of at most so many bytes each.
 _BODIES_MAX, _SMALL_BYTES_MAX = 128, 64 * 1024
-# And of about so many bytes together, as they arrive and after decompression: some 30 ms, of hostile ones 0.2 s. Beside another tenant,
-# whose body waits for the end of the group, less: bodies of a few KB, of which that is dozens, would hardly take less time each.
+# And of about so many bytes together, as they arrive and after decompression: some 30 ms, of hostile ones 0.2 s. Beside other tenants,
+# which wait for the interpreter, less: bodies of a few KB, of which that is dozens, would hardly take less time each.
 _GROUP_BYTES, _SHARED_GROUP_BYTES = 512 * 1024, 128 * 1024
 # The lanes: the largest body after decompression (the last lane takes all that are accepted), and its share of the threads.
 _LANES = ((128 * 1024, 1), (LARGE_BYTES, 2), (None, 4))

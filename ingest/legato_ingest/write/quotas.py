@@ -34,6 +34,8 @@ _RETRY_AFTER_S_MAX = 60
 # Replies to requests over the rate are held back for so long, and are so far apart. A sender that ignores Retry-After and repeats at once
 # would take time from the other tenants: 136 refused requests a second made their p99 a quarter longer.
 _HOLD_S, _HOLD_S_MAX, _REFUSALS_APART_S = 0.25, 2.0, 0.025
+# A body that overdraws the rate may arrive so much later than it would at the rate.
+_SLOW_S = 10.0
 
 
 def label_hashes(batch: Batch) -> set[int]:
@@ -52,13 +54,16 @@ def _distinct(rows: pa.Table, columns: Sequence[str]) -> Iterable[tuple[object, 
 class _Account:
     """The use of one tenant: balance of its rate in bytes at the time ``at``, bytes in flight, label hashes of the hour ``hour``.
 
-    ``overdrawer`` is the request in flight that has overdrawn the balance, ``refusal_at`` the time of the last reply over the rate.
+    ``overdrawer`` is the request in flight that has overdrawn the balance, since ``overdrawn_at`` with ``overdrawn`` bytes. ``refusal_at``
+    is the time of the last reply over the rate.
     """
 
     balance: float
     at: float
     in_flight: int = 0
     overdrawer: object = None
+    overdrawn_at: float = 0.0
+    overdrawn: int = 0
     refusal_at: float = float("-inf")
     hour: int = -1
     labels: set[int] = field(default_factory=set)
@@ -93,16 +98,12 @@ class TenantQuotas:
                 most = self._in_flight_bytes_max
                 if most and account.in_flight > own and account.in_flight + size > most:
                     raise Overloaded(f"{account.in_flight} bytes of the tenant {tenant} are in flight, at most {most} are allowed")
-                # Requests that began before the balance was spent would overdraw it one after another. The one that overdraws it is not
-                # replaced: of several large bodies none would arrive.
-                if self._bytes_per_s and account.overdrawer is not this:
-                    self._check_rate(tenant, account)
-                    if account.balance < size:
-                        if account.overdrawer is not None:
-                            raise self._over_rate(tenant, account)
-                        account.overdrawer = this
+                # The end of a body has no bytes: it is paid.
+                if size and self._bytes_per_s and account.overdrawer is not this:
+                    self._overdraw(tenant, account, size, this)
                 account.in_flight += size
                 account.balance -= size
+                account.overdrawn += size if account.overdrawer is this else 0
                 own += size
 
         with self._lock:
@@ -131,6 +132,20 @@ class TenantQuotas:
                     min(_RETRY_AFTER_S_MAX, math.ceil(_HOUR_S - now % _HOUR_S)),
                 )
             account.labels = both
+
+    def _overdraw(self, tenant: str, account: _Account, size: int, request: object) -> None:
+        """Let a request take bytes from the balance, which it may overdraw as the only one. Raises ``Overloaded``.
+
+        Requests that began before the balance was spent would overdraw it one after another. The one that overdraws it is not replaced, as
+        of several large bodies none would arrive; one that arrives slower than the rate keeps the others waiting for ``_SLOW_S`` at most.
+        """
+        self._check_rate(tenant, account)
+        if account.balance >= size:
+            return
+        is_slow = account.at - account.overdrawn_at > account.overdrawn / self._bytes_per_s + _SLOW_S
+        if account.overdrawer is not None and not is_slow:
+            raise self._over_rate(tenant, account)
+        account.overdrawer, account.overdrawn_at, account.overdrawn = request, account.at, 0
 
     def _check_rate(self, tenant: str, account: _Account) -> None:
         if self._bytes_per_s and account.balance < 0:

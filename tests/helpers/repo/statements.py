@@ -52,7 +52,7 @@ READS = [
     "EXPLAIN SELECT 1",
     "EXPLAIN AST SELECT 1",
     "EXPLAIN SYNTAX SELECT 1",
-    "EXPLAIN ESTIMATE SELECT count() FROM streams",
+    "EXPLAIN QUERY TREE SELECT count() FROM streams",
 ]
 # {out} is a path that no statement may create, {secret} a file that no statement may read.
 ESCAPES = [
@@ -154,6 +154,9 @@ ESCAPES = [
     "EXPLAIN header = 1 SELECT 1",
     "EXPLAIN TABLE OVERRIDE mysql('127.0.0.1:9', 'd', 't', 'u', 'p') PARTITION BY x",
     "EXPLAIN CURRENT TRANSACTION",
+    "EXPLAIN ESTIMATE SELECT count() FROM streams",
+    "EXPLAIN PIPELINE SELECT count() FROM streams",
+    "SELECT 1 FORMAT JSONEachRowWithProgress",
     "EXPLAIN AST DROP TABLE stream_revs",
     "EXPLAIN INSERT INTO stream_revs (rev) VALUES (1)",
     "SELECT * FROM system.query_log",

@@ -161,6 +161,7 @@ def test_plain_http(url: str) -> None:
     assert get(url, "SELECT 1 AS a FORMAT JSONEachRow").text == '{"a":1}\n'
     assert get(url, "SELECT 1 AS a", params={"default_format": "JSONEachRow"}).json() == {"a": 1}
     assert get(url, "SELECT 1 AS a", headers={"X-ClickHouse-Format": "JSON"}).json()["data"] == [{"a": 1}]
+    assert "without the progress" in get(url, "SELECT 1", headers={"X-ClickHouse-Format": "JSONEachRowWithProgress"}).text
     assert get(url, "SELECT {x:String}", params={"param_x": "a\\tb"}).text == "a\\tb\n"
     assert get(url, "SELECT 1", params={"database": "default"}).text == "1\n"
 

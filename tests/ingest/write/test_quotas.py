@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -112,6 +114,39 @@ def test_a_tenant_never_exceeds_its_rate(requests: list[tuple[float, int]]) -> N
         except Overloaded:
             pass
     assert accepted <= 1000 + 100 * (clock.now - 1_000_000) + 500
+
+
+@pytest.mark.parametrize("slowness", [10, 1])
+def test_a_slow_request_keeps_no_other_waiting(slowness: int) -> None:
+    """A body that overdraws the rate and arrives at a tenth of it is protected for some ten seconds; one at the rate until its end."""
+    clock = Clock()
+    quotas, accepted_at, refused_at = quotas_of(clock, bytes_per_s=1_000), list[int](), list[int]()
+    with quotas.request("shop") as first:
+        first(2_000)
+        for second in range(300):
+            clock.now += 1
+            try:
+                first(1_000 // slowness)
+            except Overloaded:
+                refused_at.append(second)
+                break
+            with contextlib.suppress(Overloaded):
+                send(quotas, 2_000)
+                accepted_at.append(second)
+    if slowness == 1:
+        assert not accepted_at and not refused_at
+    else:
+        assert 9 < accepted_at[0] <= refused_at[0] < 20
+
+
+def test_the_end_of_a_paid_body_is_not_refused() -> None:
+    """It is counted as a part without bytes."""
+    clock = Clock()
+    quotas = quotas_of(clock, bytes_per_s=100)
+    with quotas.request("shop") as first:
+        first(100)
+        send(quotas, 200)
+        first(0)
 
 
 def test_replies_over_the_rate_are_held_back() -> None:
