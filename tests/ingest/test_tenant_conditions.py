@@ -148,6 +148,8 @@ def guard_of(store: Store) -> Guard:
         "clamp('x', service_name, 'y') = 'x'",
         "mapContainsKeyLike(map('x', 'y'), replaceRegexpOne(service_name, '^m.*', 'x\\\\'))",
         "mapContainsValueLike(map('x', 'y'), service_name)",
+        "replaceRegexpOne('x', 'x', replaceOne(service_name, 'secret', '\\\\9')) = ''",
+        "REGEXP_REPLACE('x', 'x', service_name) = ''",
         "rowNumberInAllBlocks() >= 0",
         "repeat('x', 1000000000 * (length(service_name) - 1)) = ''",
     ],

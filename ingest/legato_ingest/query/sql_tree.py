@@ -39,8 +39,8 @@ _TABLE = re.compile(r"((?:\w+\.)?\w+)(?: \(alias .*\))?(?: \(children \d+\))?")
 _COUNT = re.compile(r" ?\(children \d+\)$")
 _SET = re.compile(r"[\w.]+(?: \(alias .*\))?")
 _IN = re.compile(r"(global)?(not)?(null)?in(ignoreset)?", re.IGNORECASE)
-# A pattern can fail, and that of a LowCardinality column is evaluated for its whole dictionary, which holds values of other tenants. A cast
-# to String reads the values of the rows alone.
+# A pattern or a replacement can fail, and that of a LowCardinality column is evaluated for its whole dictionary, with values of other
+# tenants. A cast to String reads the values of the rows alone.
 _PATTERN = re.compile(r"Function (match|(not)?i?like|replaceregexp(one|all)|regexp_replace)", re.IGNORECASE)
 _STRING = ("Literal 'String'", r"Literal \'String\'")
 _COLUMNS = frozenset(("Identifier", "Asterisk", "QualifiedAsterisk", "Subquery"))
@@ -58,7 +58,7 @@ def check(tree: str, own: str = "default") -> None:
         path[depth:] = [node]
         seen[depth:] = [(seen[depth] if depth < len(seen) else 0) + 1]
         _check_node(path, node, rest, own, seen[depth])
-        is_pattern = seen[depth] == 2 and len(path) > 2 and path[-2] == "ExpressionList" and _PATTERN.fullmatch(path[-3]) is not None
+        is_pattern = seen[depth] in (2, 3) and len(path) > 2 and path[-2] == "ExpressionList" and _PATTERN.fullmatch(path[-3]) is not None
         patterns.add(depth, node, rest, begins=is_pattern)
     patterns.end(0)
     if not path:
@@ -96,7 +96,9 @@ class _Patterns:
         while self._open and self._open[-1].depth >= depth:
             pattern = self._open.pop()
             if self._columns > pattern.columns and not (pattern.is_cast and pattern.last in _STRING):
-                raise Refused("the pattern of LIKE, match and replaceRegexp must be a constant or a cast to String (pattern::String)")
+                raise Refused(
+                    "a pattern or replacement of LIKE, match and replaceRegexp must be a constant or a cast to String (x::String)"
+                )
 
 
 def _nodes(tree: str) -> Iterator[tuple[int, str, str]]:

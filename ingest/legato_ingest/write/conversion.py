@@ -96,12 +96,11 @@ class _Neighbours:
         # The tenant of the last body, its time, and that of the last body of another tenant.
         self._tenant, self._at_s, self._other_at_s = "", float("-inf"), float("-inf")
 
-    def has_others(self, tenant: str, now_s: float) -> bool:
-        """Take note of a body, and return whether one of another tenant arrived within ``_OTHERS_S``."""
+    def note(self, tenant: str, now_s: float) -> None:
+        """Take note of a body."""
         if tenant != self._tenant:
             self._tenant, self._other_at_s = tenant, self._at_s
         self._at_s = now_s
-        return self.are_several(now_s)
 
     def are_several(self, now_s: float) -> bool:
         """Return whether bodies of two tenants arrived within ``_OTHERS_S``."""
@@ -196,7 +195,7 @@ class Conversions:
 
         Raises ``Overloaded`` if too many bodies wait, and what the conversion raises.
         """
-        has_others = self._neighbours.has_others(body.tenant, time.monotonic())
+        self._neighbours.note(body.tenant, time.monotonic())
         if _is_small(body) and (batch := await self._with_others(body)) is not None:
             yield batch
             return
@@ -208,7 +207,8 @@ class Conversions:
                     await _take_turn(places, _limiter_of(self._places_of, body.tenant, _most_of(body.tenant, self._places)), self._places)
                 # Threads take turns at Python's interpreter, and each one of a tenant delays those of the others.
                 # The last lane has processes.
-                most = 1 if has_others and bytes_max is not None else _most_of(body.tenant, self._threads[lane])
+                is_shared = bytes_max is not None and self._neighbours.are_several(time.monotonic())
+                most = 1 if is_shared else _most_of(body.tenant, self._threads[lane])
                 own = _limiter_of(self._threads_of, (lane, body.tenant), most)
                 batches = await self._converted_in(lane, own, self._begun, body, bytes_max)
                 if batches is None:
@@ -262,15 +262,19 @@ class Conversions:
                 is_shared = self._neighbours.are_several(began_s)
                 size = _SHARED_GROUP_BYTES if is_shared else _GROUP_BYTES
                 group = queue.take(_BODIES_MAX, size)
+                has_left_some = len(queue) > 0
                 own = _limiter_of(self._threads_of, (0, tenant), 1 if is_shared else _most_of(tenant, self._threads[0]))
                 batches = await self._converted(group, size, own)
+                has_left_some = has_left_some or len(batches) < len(group)
                 queue.put_back(group[len(batches) :])
-                has_left_some = len(queue) > 0
                 for waiting, batch in zip(group, batches, strict=False):
                     # The request of a sender that has disconnected is cancelled.
                     if not waiting.batch.done():
                         waiting.batch.set_result(batch)
-                if len(group) >= _BUSY_BODIES and not has_left_some:
+                is_busy = len(group) >= _BUSY_BODIES and not has_left_some
+                # The rows do not stay in memory until the end of the next conversion.
+                del group, batches, waiting, batch
+                if is_busy:
                     await asyncio.sleep(began_s + _APART_S - time.monotonic())
         finally:
             del self._queues[tenant]

@@ -228,6 +228,7 @@ class Receiver:
             try:
                 content = http.decompress(body.encoding, body.content, _TOGETHER_BYTES_MAX)
             except BadRequest:
+                size += _TOGETHER_BYTES_MAX
                 continue
             size += len(content)
             tenants.setdefault(body.tenant, []).append((number, content))

@@ -341,6 +341,28 @@ def test_under_a_load_conversions_are_apart() -> None:
     assert len(began) == 3 and began[-1] - began_s > 0.059
 
 
+def test_bodies_that_arrive_during_a_conversion_gather(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They fitted into no earlier group, but none was left for want of room: more of them take less time together."""
+    monkeypatch.setattr("legato_ingest.write.conversion._APART_S", 0.5)
+    made, began = Converters(), list[float]()
+
+    def several(bodies: Sequence[Body], bytes_max: int) -> list[Batch | None]:
+        began.append(time.monotonic())
+        return made.several_when_open(bodies, bytes_max)
+
+    async def main() -> None:
+        conversions = Conversions(made.one, several, 4)
+        tasks = [asyncio.create_task(batch_of(conversions, small(number))) for number in range(1, 6)]
+        await asyncio.to_thread(made.under_way.wait, 10)
+        tasks += [asyncio.create_task(batch_of(conversions, small(number))) for number in range(6, 9)]
+        await asyncio.sleep(0.05)
+        made.gate.set()
+        await asyncio.gather(*tasks)
+
+    asyncio.run(main())
+    assert len(began) == 2 and began[1] - began[0] >= 0.49
+
+
 @pytest.mark.parametrize("is_late", [False, True], ids=["waits already", "arrives meanwhile"])
 def test_a_tenant_waits_for_no_load_of_another(monkeypatch: pytest.MonkeyPatch, is_late: bool) -> None:
     """Neither for its conversion nor for the time in which its bodies gather."""
