@@ -55,12 +55,13 @@ def read(canonical: str) -> CanonicalText:
     """Split off the FORMAT clause and check every token. Raises ``Refused``."""
     found = _FORMAT.search(canonical)
     sql = canonical[: found.start()] if found else canonical
-    check_format(found.group(1).strip("`") if found else "")
+    chosen = found.group(1).strip("`") if found else None
+    check_format(chosen or "")
     found_tokens = tokens(sql)
     _check_calls(found_tokens)
     _check_words(found_tokens)
     names = frozenset(text[1:].partition(":")[0] for kind, text in found_tokens if kind == "parameter")
-    return CanonicalText(sql, found.group(1).strip("`") if found else None, names)
+    return CanonicalText(sql, chosen, names)
 
 
 def check_format(name: str) -> None:

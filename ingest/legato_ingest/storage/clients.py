@@ -69,6 +69,7 @@ _TABLES_STATE = (
 # These show dates over the rows of all tenants, and the disk that the tenants share.
 _SYSTEM_TABLES = ("system.disks", "system.parts", "system.parts_columns")
 _OBJECTIVES = "objectives"
+_CLOSED = "the store is closed"
 
 
 class ClientStore(ABC):
@@ -248,12 +249,11 @@ class ClientStore(ABC):
                 return client
         # A thread that still ran a query when the store was closed: a client of an embedded store would keep the engine open.
         client.close()
-        self._expect_open()
-        raise AssertionError("a closed store is never open again")
+        raise StoreUnavailable(_CLOSED)
 
     def _expect_open(self) -> None:
         if self._is_closed:
-            raise StoreUnavailable("the store is closed")
+            raise StoreUnavailable(_CLOSED)
 
     def _drop(self, client: Client) -> None:
         self._filtered.pop(id(client), None)

@@ -208,8 +208,7 @@ class Conversions:
                 # Threads take turns at Python's interpreter, and each one of a tenant delays those of the others.
                 # The last lane has processes.
                 is_shared = bytes_max is not None and self._neighbours.are_several(time.monotonic())
-                most = 1 if is_shared else _most_of(body.tenant, self._threads[lane])
-                own = _limiter_of(self._threads_of, (lane, body.tenant), most)
+                own = self._own_threads(lane, body.tenant, is_shared=is_shared)
                 batches = await self._converted_in(lane, own, self._begun, body, bytes_max)
                 if batches is None:
                     continue
@@ -219,6 +218,10 @@ class Conversions:
                     yield batch
                 return
         raise AssertionError("the last lane takes every body")
+
+    def _own_threads(self, lane: int, tenant: str, *, is_shared: bool) -> anyio.CapacityLimiter:
+        """Return what limits a tenant's threads of a lane: one if it shares the interpreter with other tenants, else all but one."""
+        return _limiter_of(self._threads_of, (lane, tenant), 1 if is_shared else _most_of(tenant, self._threads[lane]))
 
     async def _converted_in(self, lane: int, own: anyio.CapacityLimiter, convert: Callable[..., _T], *arguments: Any) -> _T:
         """Return the result of a conversion in a thread of a lane. Large bodies of a tenant take turns between two batches.
@@ -263,8 +266,7 @@ class Conversions:
                 size = _SHARED_GROUP_BYTES if is_shared else _GROUP_BYTES
                 group = queue.take(_BODIES_MAX, size)
                 has_left_some = len(queue) > 0
-                own = _limiter_of(self._threads_of, (0, tenant), 1 if is_shared else _most_of(tenant, self._threads[0]))
-                batches = await self._converted(group, size, own)
+                batches = await self._converted(group, size, self._own_threads(0, tenant, is_shared=is_shared))
                 has_left_some = has_left_some or len(batches) < len(group)
                 queue.put_back(group[len(batches) :])
                 for waiting, batch in zip(group, batches, strict=False):

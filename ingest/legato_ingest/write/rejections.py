@@ -24,14 +24,16 @@ _SEPARATOR = b"\0"
 
 def new_rejections(store: Store, rows: pa.Table) -> pa.Table:
     """Return the rows that the store does not hold; of rows with equal keys the first one."""
-    rows = _first_of_each(rows)
-    return rows.filter(pc.invert(pc.is_in(rejection_keys(rows), value_set=stored_rejections(store, rows))))
+    keys = rejection_keys(rows)
+    is_first = _is_first(keys)
+    rows, keys = rows.filter(is_first), keys.filter(is_first)
+    return rows.filter(pc.invert(pc.is_in(keys, value_set=stored_rejections(store, rows))))
 
 
 def rejection_keys(rows: pa.Table) -> pa.Array:
     """Return the key of each row as binary: ids, hash, rev, reason and tenant."""
-    columns = [_binary(rows[name]) for name in _KEY]
-    return pc.binary_join_element_wise(*columns, _SEPARATOR)
+    columns = [(rows[name].cast(pa.string()) if name == "rev" else rows[name]).cast(pa.binary()) for name in _KEY]
+    return pc.binary_join_element_wise(*(column.combine_chunks() for column in columns), _SEPARATOR)
 
 
 def stored_rejections(store: Store, rows: pa.Table) -> pa.Array:
@@ -62,23 +64,11 @@ def rejections_query(rows: pa.Table) -> str:
           AND ({", ".join(_IDS)}) IN (SELECT {", ".join(values)} FROM numbers({rows.num_rows}))"""
 
 
-def _first_of_each(rows: pa.Table) -> pa.Table:
-    """Return the rows without those with the key of an earlier one."""
-    # The numbers of a dictionary are in the order of its values' first rows, so a first row has a higher number than all before it.
-    numbers = rejection_keys(rows).dictionary_encode().indices.to_numpy()
-    is_first = np.diff(np.maximum.accumulate(numbers), prepend=-1) > 0
-    return rows if is_first.all() else rows.filter(pa.array(is_first))
-
-
-def _binary(column: pa.ChunkedArray) -> pa.Array:
-    whole = column.combine_chunks()
-    if not _is_bytes(whole.type):
-        whole = whole.cast(pa.string())
-    return whole.cast(pa.binary())
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_fixed_size_binary(kind) or pa.types.is_binary(kind) or pa.types.is_string(kind))
+def _is_first(keys: pa.Array) -> pa.Array:
+    """Return for each key whether none before it is equal."""
+    # A dictionary numbers its values in the order in which they appear, so a new value has a higher number than all before it.
+    numbers = keys.dictionary_encode().indices.to_numpy()
+    return pa.array(np.diff(np.maximum.accumulate(numbers), prepend=-1) > 0)
 
 
 def _hexadecimal(column: pa.ChunkedArray) -> str:

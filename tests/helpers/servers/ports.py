@@ -1,31 +1,16 @@
 """Free ports on the loopback interface."""
 
 import contextlib
-import random
 import socket
+
+from demo.processes import choose_port
 
 __all__ = ["free_port", "is_open"]
 
-# Below the ports that Linux chooses for outgoing connections (32,768 and above), so that no client takes a port before its server does.
-_FIRST, _LAST = 10_000, 32_000
-# Not seeded: several processes of one test run choose at the same time.
-_random = random.SystemRandom()
-_given = set[int]()
-
 
 def free_port() -> int:
-    """Return a port on which nothing listens, and that this function has not returned before in this process."""
-    while True:
-        port = _random.randint(_FIRST, _LAST)
-        if port in _given:
-            continue
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        _given.add(port)
-        return port
+    """Return a port on which nothing listens, and that was not returned before in this process."""
+    return choose_port(0)
 
 
 def is_open(port: int) -> bool:
