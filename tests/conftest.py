@@ -68,9 +68,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _give_browsers_to_one_process(items: list[pytest.Item], processes: int) -> None:
-    """Move the tests with a browser to the begin of the second process's share: pytest-xdist gives each process the same number of tests.
+    """Move the dashboards' tests to the start of the second process's share. pytest-xdist gives each process the same number of tests.
 
-    At the end of a run, where they would be otherwise, all processes would run a browser at once, and pages would time out.
+    Otherwise they would be left for the end of a run, where all processes would run a browser at once, and pages would time out.
     """
     if processes < 2:
         return

@@ -143,7 +143,7 @@ class HttpProtocol(HttpToolsProtocol):
                 return
             head = self._head_without_upgrade()
             self.parser = httptools.HttpRequestParser(self)
-            # As of uvicorn's parser: what follows the last request of a connection is no reason to refuse that request.
+            # uvicorn sets the same on its parser: bytes after the last request of a connection do not refuse that request.
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
             self._parse(head + data[upgrade.args[0] :])
         except httptools.HttpParserError:

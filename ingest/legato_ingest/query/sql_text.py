@@ -65,7 +65,7 @@ def read(canonical: str) -> CanonicalText:
 
 
 def check_format(name: str) -> None:
-    """Raise ``Refused`` for a format with the number of rows read: an index covers rows of all tenants, and skips some or not."""
+    """Raise ``Refused`` for a format that shows how many rows were read: an index skips granules, which hold rows of all tenants."""
     if "progress" in name.lower():
         raise Refused(f"the format {name} is not accepted; use it without the progress")
 

@@ -97,7 +97,7 @@ class _Neighbours:
         self._tenant, self._at_s, self._other_at_s = "", float("-inf"), float("-inf")
 
     def note(self, tenant: str, now_s: float) -> None:
-        """Take note of a body."""
+        """Record that a body of a tenant has arrived."""
         if tenant != self._tenant:
             self._tenant, self._other_at_s = tenant, self._at_s
         self._at_s = now_s

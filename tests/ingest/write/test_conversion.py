@@ -342,7 +342,7 @@ def test_under_a_load_conversions_are_apart() -> None:
 
 
 def test_bodies_that_arrive_during_a_conversion_gather(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They fitted into no earlier group, but none was left for want of room: more of them take less time together."""
+    """Their conversion begins a pause after the one before it, so that more bodies are converted together."""
     monkeypatch.setattr("legato_ingest.write.conversion._APART_S", 0.5)
     made, began = Converters(), list[float]()
 
