@@ -255,17 +255,23 @@ def test_handles_are_never_shared_between_tenants(filled: Endpoints, store: Stor
 
 
 def test_a_table_that_is_created_later_is_filtered(filled: Endpoints, store: Store) -> None:
-    """Handles that were opened before a table existed are not used to read it."""
+    """Handles that were opened before a table existed are not used to read it. Until it is made for tenants, they do not have it."""
     assert filled.query("SELECT 1", "shop") == "1"
     store.command("CREATE TABLE later (tenant String, x UInt8) ENGINE = MergeTree ORDER BY x")
     try:
         store.command("INSERT INTO later VALUES ('shop', 1), ('bank', 2)")
+        headers = {"authorization": f"Bearer {filled.token['shop', READ]}"}
+        for name in ("later", "default.later", "default_tenants.later"):
+            reply = httpx.post(filled.read, content=f"SELECT * FROM {name}", headers=headers)
+            assert reply.status_code in (403, 404), reply.text
+        store.make_tenant_tables()
         assert filled.query("SELECT x FROM later", "shop") == "1"
         # The name of a table after IN reads the table, too.
         for condition in ("('bank', 2) IN later", "('bank', 2) IN default.later", "('bank', 2) GLOBAL IN later"):
             assert filled.query(f"SELECT {condition}", "shop") == "0" != filled.query(f"SELECT {condition}", "bank")
     finally:
         store.command("DROP TABLE later")
+        store.make_tenant_tables()
 
 
 def test_quotas_of_a_tenant_are_answered_with_429(store: Store, tmp_path: pathlib.Path) -> None:

@@ -36,7 +36,7 @@ _WRAPPED_SCOPE = re.compile(r":? In scope SELECT formatQuerySingleLine\(.*\)\.? 
 class Guard:
     """Checks statements with ``run(sql, parameters, tenant) -> TSVRaw``, which parses them in ClickHouse.
 
-    ``own``: the database of Legato's tables.
+    ``own``: the database of Legato's tables. A statement may name it; the text to run does not (``sql_text.read``).
 
     The last 1,024 accepted statements, of 32 MiB at most, are cached by their text, without the numbers of a Grafana time range
     (``sql_template``), so a dashboard's refresh costs no call of ``run``. Rejections are not cached: each is decided on the statement
@@ -103,10 +103,10 @@ class Guard:
             raise StoreRefused(f"Code: 62. DB::Exception: the statement has {len(text)} characters, at most {_TEXT_MAX} are accepted", 62)
         if "\0" in text:
             raise Refused("the statement holds a zero byte")
-        statement = sql_text.read(self._canonical(text, tenant))
+        statement = sql_text.read(self._canonical(text, tenant), self._own)
         # The store appends a FORMAT. It is one more name in the tree, and keeps the statement's end from being read as anything else.
         tree = self._run(f"EXPLAIN AST {statement.sql}", bound(statement, parameters), tenant)
-        sql_tree.check(tree.decode("utf-8", "replace"), self._own)
+        sql_tree.check(tree.decode("utf-8", "replace"))
         return statement
 
     def _canonical(self, text: str, tenant: str) -> str:

@@ -51,17 +51,20 @@ class CanonicalText:
     parameters: frozenset[str]
 
 
-def read(canonical: str) -> CanonicalText:
-    """Split off the FORMAT clause and check every token. Raises ``Refused``."""
+def read(canonical: str, own: str = "default") -> CanonicalText:
+    """Split off the FORMAT clause and the name of Legato's database (``own``), and check every token. Raises ``Refused``.
+
+    Without the name, a table is the one of the reader's handle: a reader of one tenant has a database with that tenant's tables.
+    """
     found = _FORMAT.search(canonical)
     sql = canonical[: found.start()] if found else canonical
     chosen = found.group(1).strip("`") if found else None
     check_format(chosen or "")
-    found_tokens = tokens(sql)
+    found_tokens = _without_own(tokens(sql), own)
     _check_calls(found_tokens)
     _check_words(found_tokens)
     names = frozenset(text[1:].partition(":")[0] for kind, text in found_tokens if kind == "parameter")
-    return CanonicalText(sql, chosen, names)
+    return CanonicalText("".join(text for _, text in found_tokens), chosen, names)
 
 
 def check_format(name: str) -> None:
@@ -86,6 +89,16 @@ def tokens(sql: str) -> list[tuple[str, str]]:
         found.append((kind, match.group()))
         at = match.end()
     return found
+
+
+def _without_own(found: list[tuple[str, str]], own: str) -> list[tuple[str, str]]:
+    """Return the tokens without ``own.`` at the beginning of a name."""
+    before, after = [("", ""), *found], [*found[1:], ("", "")]
+    dropped = set[int]()
+    for at, (kind, text) in enumerate(found):
+        if kind in ("word", "quoted") and text.strip("`") == own and after[at][1] == "." != before[at][1]:
+            dropped.update((at, at + 1))
+    return [token for at, token in enumerate(found) if at not in dropped]
 
 
 def _check_parameter(match: re.Match[str]) -> None:

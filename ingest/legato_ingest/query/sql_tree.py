@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from legato_ingest.query.sql_functions import allows, allows_table
 from legato_ingest.query.sql_text import Refused
@@ -24,7 +23,7 @@ _NODES = _ROOTS | frozenset(
     "TablesInSelectQueryElement TableExpression TableJoin ArrayJoin Subquery WithElement OrderByElement InterpolateElement "
     "WindowDefinition WindowListElement ColumnsTransformerList ColumnsExceptTransformer ColumnsReplaceTransformer "
     "ColumnsReplaceTransformer::Replacement ColumnsRegexpMatcher ColumnsListMatcher QualifiedColumnsRegexpMatcher "
-    "QualifiedColumnsListMatcher SampleRatio QueryParameter DataType TupleDataType NameTypePair".split()
+    "QualifiedColumnsListMatcher QueryParameter DataType TupleDataType NameTypePair".split()
 )
 # ESTIMATE and PIPELINE show what an index skips, and an index covers rows of all tenants.
 _EXPLAINS = frozenset(("EXPLAIN", "EXPLAIN AST", "EXPLAIN SYNTAX", "EXPLAIN QUERY TREE"))
@@ -39,66 +38,21 @@ _TABLE = re.compile(r"((?:\w+\.)?\w+)(?: \(alias .*\))?(?: \(children \d+\))?")
 _COUNT = re.compile(r" ?\(children \d+\)$")
 _SET = re.compile(r"[\w.]+(?: \(alias .*\))?")
 _IN = re.compile(r"(global)?(not)?(null)?in(ignoreset)?", re.IGNORECASE)
-# A pattern or a replacement can fail, and that of a LowCardinality column is evaluated for its whole dictionary, with values of other
-# tenants. A cast to String reads the values of the rows alone.
-_PATTERN = re.compile(r"Function (match|(not)?i?like|replaceregexp(one|all)|regexp_replace)", re.IGNORECASE)
-_STRING = ("Literal 'String'", r"Literal \'String\'")
-_COLUMNS = frozenset(("Identifier", "Asterisk", "QualifiedAsterisk", "Subquery"))
 
 
-def check(tree: str, own: str = "default") -> None:
-    """Raise ``Refused`` unless every node of the printed tree is one that only reads. ``own``: the database that holds Legato's tables."""
+def check(tree: str) -> None:
+    """Raise ``Refused`` unless every node of the printed tree is one that only reads."""
     path: list[str] = []
     # How many nodes so far have the same parent, for each depth.
     seen: list[int] = []
-    patterns = _Patterns()
     for depth, node, rest in _nodes(tree):
         if depth > len(path) or (depth == 0) != (not path):
             raise Refused("the statement's tree is not one tree")
         path[depth:] = [node]
         seen[depth:] = [(seen[depth] if depth < len(seen) else 0) + 1]
-        _check_node(path, node, rest, own, seen[depth])
-        is_pattern = seen[depth] in (2, 3) and len(path) > 2 and path[-2] == "ExpressionList" and _PATTERN.fullmatch(path[-3]) is not None
-        patterns.add(depth, node, rest, begins=is_pattern)
-    patterns.end(0)
+        _check_node(path, node, rest, seen[depth])
     if not path:
         raise Refused("the statement is empty")
-
-
-@dataclass(slots=True)
-class _Pattern:
-    """A pattern at a depth of the tree: the number of columns before it, whether it is a cast, and the last argument of the cast."""
-
-    depth: int
-    columns: int
-    is_cast: bool
-    last: str = ""
-
-
-class _Patterns:
-    """The patterns around a node, while the tree is read: each must be a constant or a cast to String."""
-
-    def __init__(self) -> None:
-        self._open: list[_Pattern] = []
-        self._columns = 0
-
-    def add(self, depth: int, node: str, rest: str, *, begins: bool) -> None:
-        """Add the next node, with which a pattern ``begins`` or not. Raises ``Refused``."""
-        self.end(depth)
-        if begins:
-            self._open.append(_Pattern(depth, self._columns, rest.startswith("CAST ")))
-        elif self._open and depth == self._open[-1].depth + 2:
-            self._open[-1].last = f"{node} {rest}"
-        self._columns += node in _COLUMNS or "Matcher" in node
-
-    def end(self, depth: int) -> None:
-        """End the patterns that a node of this depth is no part of. Raises ``Refused``."""
-        while self._open and self._open[-1].depth >= depth:
-            pattern = self._open.pop()
-            if self._columns > pattern.columns and not (pattern.is_cast and pattern.last in _STRING):
-                raise Refused(
-                    "a pattern or replacement of LIKE, match and replaceRegexp must be a constant or a cast to String (x::String)"
-                )
 
 
 def _nodes(tree: str) -> Iterator[tuple[int, str, str]]:
@@ -111,7 +65,7 @@ def _nodes(tree: str) -> Iterator[tuple[int, str, str]]:
             yield len(match.group(1)), match.group(2), match.group(3) or ""
 
 
-def _check_node(path: list[str], node: str, rest: str, own: str, place: int) -> None:
+def _check_node(path: list[str], node: str, rest: str, place: int) -> None:
     parent = path[-2] if len(path) > 1 else ""
     if not parent and node not in _ROOTS:
         raise Refused(f"{node} is not one of these statements")
@@ -125,11 +79,11 @@ def _check_node(path: list[str], node: str, rest: str, own: str, place: int) -> 
         raise Refused(f"{rest.partition(' (')[0]} is not accepted")
     if node in _NAMING:
         database, _, table = _COUNT.sub("", rest).partition(" ")
-        _check_table(database, table, own)
-    _check_names(path, node, rest, parent, own, place)
+        _check_table(database, table)
+    _check_names(path, node, rest, parent, place)
 
 
-def _check_names(path: list[str], node: str, rest: str, parent: str, own: str, place: int) -> None:
+def _check_names(path: list[str], node: str, rest: str, parent: str, place: int) -> None:
     if node == "Function":
         name = rest.partition(" ")[0]
         path[-1] = f"Function {name}"
@@ -142,12 +96,12 @@ def _check_names(path: list[str], node: str, rest: str, parent: str, own: str, p
         if match is None:
             raise Refused(f"the table {rest.partition(' (')[0]} is not allowed")
         database, _, table = match.group(1).rpartition(".")
-        _check_table(database, table, own)
+        _check_table(database, table)
     elif node == "Identifier":
-        _check_identifier(path, rest, own, place)
+        _check_identifier(path, rest, place)
 
 
-def _check_identifier(path: list[str], rest: str, own: str, place: int) -> None:
+def _check_identifier(path: list[str], rest: str, place: int) -> None:
     """A name in an expression is a column, except in ``x IN name``, which reads a table."""
     is_set = len(path) > 2 and path[-2] == "ExpressionList" and _IN.fullmatch(path[-3].removeprefix("Function "))
     if is_set and not _SET.fullmatch(rest):
@@ -155,11 +109,11 @@ def _check_identifier(path: list[str], rest: str, own: str, place: int) -> None:
     database, _, table = rest.partition(" ")[0].partition(".")
     # On the left side of IN a qualified column has the same form; on the right side the name is a table.
     if table and (database.lower() in ("system", "information_schema") or (is_set and place == 2)):
-        _check_table(database, table.partition(".")[0], own)
+        _check_table(database, table.partition(".")[0])
 
 
-def _check_table(database: str, table: str, own: str) -> None:
-    """Accept Legato's tables (no database, or its own) and the listed system tables."""
-    if database in ("", own) or (database == "system" and table in _SYSTEM_TABLES):
+def _check_table(database: str, table: str) -> None:
+    """Accept the tables of the reader's handle (no database) and the listed system tables."""
+    if not database or (database == "system" and table in _SYSTEM_TABLES):
         return
     raise Refused(f"the table {database}.{table} is not allowed")

@@ -25,7 +25,7 @@ from legato_ingest.storage.watermark import now_ms
 
 __all__ = ["EmbeddedStore", "backups_of"]
 
-_UNKNOWN_TABLE = 60
+_DATABASE, _UNKNOWN_TABLE = "default", 60
 # These codes of ClickHouse may also be about damaged data, if they name a part: CANNOT_READ_ALL_DATA and INCORRECT_DATA.
 _PERHAPS_DAMAGED, _IN_PART = frozenset((33, 117)), "while reading from part"
 # Statements that need no free space; some of them free space.
@@ -61,7 +61,7 @@ class EmbeddedStore(ClientStore):
             self._parts.compare()
         # The folders of each table, as of the last change to the whole store.
         self._folders = dict[str, list[str]]()
-        super().__init__(read_limits)
+        super().__init__(read_limits, _DATABASE)
 
     def clone(self, read_limits: ReadLimits | None = None) -> EmbeddedStore:
         """Return another store on the same folder, without read limits unless they are given."""
@@ -141,6 +141,7 @@ class EmbeddedStore(ClientStore):
                 reader.command(f"SET {name} = {value!r}")
             if tenant != ALL_TENANTS:
                 reader.command(f"SET additional_table_filters = {self._filters(tenant)}")
+                reader.command(f"USE {self._tenant_database}")
             reader.command("SET readonly = 1")
         except BaseException:
             reader.close()

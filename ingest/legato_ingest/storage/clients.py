@@ -21,6 +21,7 @@ from clickhouse_connect.driver.exceptions import ClickHouseError
 from legato_ingest.definitions import ALL_TENANTS
 from legato_ingest.errors import StoreRefused, StoreUnavailable
 from legato_ingest.quoting import literal
+from legato_ingest.storage import tenant_tables
 from legato_ingest.storage.sql import quoted
 from legato_ingest.storage.store import ReadLimits
 
@@ -54,28 +55,37 @@ _OWN_SETTINGS: Mapping[str, Any] = {
     "max_threads": 1,
 }
 # Of the readers of one tenant. ClickHouse evaluates a condition that it moves to PREWHERE before ``additional_table_filters``, on rows of
-# all tenants, and a function that fails puts their values into its error. The guard refuses PREWHERE for the same reason. The number of
-# rows read shows which granules an index skips; they hold rows of all tenants.
-_TENANT_SETTINGS: Mapping[str, int] = {"optimize_move_to_prewhere": 0, "output_format_write_statistics": 0}
+# all tenants, and a function that fails puts their values into its error. The guard refuses PREWHERE for the same reason. A condition that
+# it merges with the filter may be evaluated on rows that the filter leaves out. The number of rows read shows which granules an index
+# skips; they hold rows of all tenants.
+_TENANT_SETTINGS: Mapping[str, int] = {
+    "optimize_move_to_prewhere": 0,
+    "query_plan_merge_filters": 0,
+    "enable_join_runtime_filters": 0,
+    "output_format_write_statistics": 0,
+}
 # Idle reading clients over all tenants. Each takes about 1 MB.
 _IDLE_READERS_MAX = 16
 _TENANT_COLUMNS = """
-SELECT table, countIf(name = 'tenant') > 0 FROM system.columns
-WHERE database = currentDatabase() AND table NOT IN (SELECT name FROM system.tables WHERE engine = 'View' AND database = currentDatabase())
-GROUP BY table"""
+SELECT database, table, countIf(name = 'tenant') > 0 FROM system.columns
+WHERE database IN ({databases}) AND (database, table) NOT IN (SELECT database, name FROM system.tables WHERE engine = 'View')
+GROUP BY database, table"""
 _TABLES_STATE = (
-    "SELECT count(), max(metadata_modification_time), sum(cityHash64(name)) FROM system.tables WHERE database = currentDatabase()"
+    "SELECT count(), max(metadata_modification_time), sum(cityHash64(database, name)) FROM system.tables WHERE database IN ({databases})"
 )
 # These show dates over the rows of all tenants, and the disk that the tenants share.
 _SYSTEM_TABLES = ("system.disks", "system.parts", "system.parts_columns")
 _OBJECTIVES = "objectives"
 _CLOSED = "the store is closed"
+_UNKNOWN_DATABASE = 81
 
 
 class ClientStore(ABC):
     """The common half of ``EmbeddedStore`` and ``ServerStore``; see ``store.Store`` for the methods."""
 
-    def __init__(self, read_limits: ReadLimits | None) -> None:
+    def __init__(self, read_limits: ReadLimits | None, database: str) -> None:
+        self._database, self._tenant_database = database, tenant_tables.database_of(database)
+        self._databases = f"{literal(self._database)}, {literal(self._tenant_database)}"
         self._read_limits = dict(read_limits or {})
         self._readers: OrderedDict[str, list[Client]] = OrderedDict()
         self._reading_lock = threading.Lock()
@@ -93,7 +103,7 @@ class ClientStore(ABC):
 
     @abstractmethod
     def _connect_reader(self, tenant: str) -> Client:
-        """Open a client for the queries of a tenant's readers: read-only, with the read limits and the tenant's row filters."""
+        """Open a client for the queries of a tenant's readers: read-only, with the read limits, the tenant's tables and row filters."""
 
     def insert(self, table: str, rows: pa.Table) -> None:
         """Insert all rows or none (per partition); they are synced to disk when this returns."""
@@ -130,6 +140,14 @@ class ClientStore(ABC):
         with self._reader(tenant) as reader, _without_values(tenant), self._errors():
             result = reader.raw_query(sql, parameters=dict(params or {}), fmt=fmt)
         return bytes(result)
+
+    def make_tenant_tables(self) -> None:
+        """Make the tables that readers of one tenant see, where they are missing or differ from Legato's tables."""
+        own, tenants = literal(self._database), literal(self._tenant_database)
+        columns = [tenant_tables.Column(*map(str, row)) for row in self.select(tenant_tables.COLUMNS.format(own=own))]
+        made = {str(table): str(comment) for table, comment in self.select(tenant_tables.MADE.format(database=tenants))}
+        for statement in tenant_tables.statements(self._database, columns, made):
+            self.command(statement)
 
     def end_reads(self) -> None:
         """Refuse new queries of readers."""
@@ -184,7 +202,7 @@ class ClientStore(ABC):
             reader = None
         if reader is None:
             # Read before the filters are made: they may lack a table that is created in between.
-            state = self.select(_TABLES_STATE)[0] if tenant != ALL_TENANTS else ()
+            state = self.select(_TABLES_STATE.format(databases=self._databases))[0] if tenant != ALL_TENANTS else ()
             reader = self._open_reader(tenant)
             self._filtered[id(reader)] = tuple(state)
         try:
@@ -212,7 +230,8 @@ class ClientStore(ABC):
     def _is_filtered(self, reader: Client) -> bool:
         """Return whether the tables are those that the client's filters were made for; another process may have created one since."""
         with translated():
-            return tuple(reader.query(_TABLES_STATE).result_rows[0]) == self._filtered.get(id(reader))
+            state = reader.query(_TABLES_STATE.format(databases=self._databases)).result_rows[0]
+            return tuple(state) == self._filtered.get(id(reader))
 
     def _reader_settings(self, tenant: str) -> dict[str, int | str]:
         """Return the settings of a tenant's reader, without its row filters."""
@@ -221,10 +240,13 @@ class ClientStore(ABC):
     def _filters(self, tenant: str) -> str:
         """Return the value of ``additional_table_filters``: a tenant sees its own rows, and none of a table without tenants."""
         own = f"tenant = {quoted(tenant)}"
-        rules = {str(table): own if has_tenant else "0" for table, has_tenant in self.select(_TENANT_COLUMNS)}
+        # Views of either database read Legato's tables, and ClickHouse applies no filter of these within the engine Merge.
+        columns = self.select(_TENANT_COLUMNS.format(databases=self._databases))
+        rules = {f"{database}.{table}": own if has_tenant else "0" for database, table, has_tenant in columns}
         rules.update(dict.fromkeys(_SYSTEM_TABLES, "0"))
         # A tenant also sees the objectives of all tenants: they apply to its streams.
-        rules[_OBJECTIVES] = f"tenant IN ({quoted(tenant)}, {quoted(ALL_TENANTS)})"
+        of_all = f"tenant IN ({quoted(tenant)}, {quoted(ALL_TENANTS)})"
+        rules.update({f"{database}.{_OBJECTIVES}": of_all for database in (self._database, self._tenant_database)})
         return "{" + ", ".join(f"{literal(table)}: {literal(rule)}" for table, rule in rules.items()) + "}"
 
     def _open(self) -> Client:
@@ -237,8 +259,17 @@ class ClientStore(ABC):
 
     def _open_reader(self, tenant: str) -> Client:
         self._expect_open()
-        with translated():
-            client = self._connect_reader(tenant)
+        try:
+            with translated():
+                client = self._connect_reader(tenant)
+        except StoreRefused as error:
+            if error.code != _UNKNOWN_DATABASE:
+                raise
+            raise StoreUnavailable(
+                f"the database {self._tenant_database}, which readers of one tenant see, is missing: start `legato serve` or run "
+                "`legato schema apply` as a user that may create this database",
+                error.code,
+            ) from error
         return self._added(client)
 
     def _added(self, client: Client) -> Client:

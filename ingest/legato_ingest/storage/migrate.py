@@ -120,6 +120,7 @@ def apply(store: Store, migrations: Sequence[Migration]) -> list[Migration]:
     missing = [migration for migration in migrations if migration.number not in done]
     _apply_all(store, missing)
     store.keep_merged_parts()
+    store.make_tenant_tables()
     return missing
 
 

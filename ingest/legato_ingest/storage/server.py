@@ -7,6 +7,7 @@ stamps all rows.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 
@@ -15,6 +16,7 @@ from clickhouse_connect.driver.client import Client
 
 from legato_ingest.address import Address
 from legato_ingest.definitions import ALL_TENANTS
+from legato_ingest.errors import StoreRefused
 from legato_ingest.storage.clients import ClientStore
 from legato_ingest.storage.store import PartFault, ReadLimits
 from legato_ingest.storage.watermark import now_ms
@@ -24,6 +26,8 @@ __all__ = ["ServerStore"]
 # How long a measured difference between this host's clock and the server's is used.
 _CLOCK_S = 60.0
 _TIMEOUT_S = 60
+_ACCESS_DENIED = 497
+_log = logging.getLogger("legato")
 
 
 class ServerStore(ClientStore):
@@ -33,7 +37,7 @@ class ServerStore(ClientStore):
         self._address, self._password = address, password
         self._clock_lock = threading.Lock()
         self._clock: tuple[float, int] | None = None
-        super().__init__(read_limits)
+        super().__init__(read_limits, address.database)
 
     def clone(self) -> ServerStore:
         """Return another store on the same database, without read limits."""
@@ -61,6 +65,18 @@ class ServerStore(ClientStore):
     def keep_merged_parts(self) -> None:
         """Nothing to do: a server keeps them for 480 s by default."""
 
+    def make_tenant_tables(self) -> None:
+        """Make the tables that readers of one tenant see. Without the grants this is a warning: only these readers need the tables."""
+        try:
+            super().make_tenant_tables()
+        except StoreRefused as error:
+            if error.code != _ACCESS_DENIED:
+                raise
+            _log.warning(
+                "readers of one tenant get errors until the ClickHouse user %s has the grants of deploy/clickhouse/users.xml on %s: %s",
+                self._address.user, self._tenant_database, error,
+            )  # fmt: skip
+
     def _connect(self) -> Client:
         return self._client({})
 
@@ -69,15 +85,15 @@ class ServerStore(ClientStore):
         settings = {**self._reader_settings(tenant), "readonly": 2}
         if tenant != ALL_TENANTS:
             settings["additional_table_filters"] = self._filters(tenant)
-        return self._client(settings)
+        return self._client(settings, "" if tenant == ALL_TENANTS else self._tenant_database)
 
-    def _client(self, settings: dict[str, int | str]) -> Client:
+    def _client(self, settings: dict[str, int | str], database: str = "") -> Client:
         return clickhouse_connect.get_client(
             host=self._address.host,
             port=self._address.port,
             username=self._address.user,
             password=self._password,
-            database=self._address.database,
+            database=database or self._address.database,
             secure=self._address.tls,
             settings=settings,
             # In a session only one statement can run at a time, and settings would carry over to later statements.

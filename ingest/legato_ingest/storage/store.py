@@ -80,6 +80,10 @@ class Store(Protocol):
         """Configure every table so that the parts replaced by a merge stay long enough for ``verify`` to check the merge."""
         ...
 
+    def make_tenant_tables(self) -> None:
+        """Make the tables that readers of one tenant see (``tenant_tables``), where they are missing or differ from Legato's tables."""
+        ...
+
     def close(self) -> None:
         """Close all connections."""
         ...

@@ -14,6 +14,20 @@ def test_the_format_and_the_parameters_are_returned() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("SELECT own.t.x FROM own.t, `own`.u AS b FINAL WHERE own.t.x IN (own.z)", "SELECT t.x FROM t, u AS b FINAL WHERE t.x IN (z)"),
+        ("SHOW CREATE TABLE own.x", "SHOW CREATE TABLE x"),
+        ("SELECT own.* FROM own", "SELECT * FROM own"),
+        ("SELECT t.own.x, 'own.x', own, own.own.x FROM own2.x", "SELECT t.own.x, 'own.x', own, own.x FROM own2.x"),
+    ],
+)
+def test_the_name_of_legatos_database_is_removed(text: str, expected: str) -> None:
+    """At the beginning of a name alone, and once."""
+    assert read(text, "own").sql == expected
+
+
+@pytest.mark.parametrize(
     "text", ["SELECT 'it''s', 'a\\'b'", "SELECT `größe` -> 1", "SELECT {x:FixedString(16)}, 1.5e3, (1, 2).1", "SELECT '\u2028\n'"]
 )
 def test_tokens_joined_are_the_text(text: str) -> None:

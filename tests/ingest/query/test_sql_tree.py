@@ -29,7 +29,6 @@ def test_trees_that_only_read_are_accepted() -> None:
         select("ExpressionList (children 1)", " Literal 'a\u2028ShowTables b'"),
         select("ExpressionList (children 1)", " Function sumIf (children 1)"),
         from_table("TableIdentifier streams (alias s)"),
-        from_table("TableIdentifier default.streams"),
         from_table("TableIdentifier system.tables"),
         from_table("TableIdentifier system.disks"),
         from_table("Function numbers (children 1)"),
@@ -68,8 +67,8 @@ def test_other_trees_are_rejected(tree: str, message: str) -> None:
         check(tree)
 
 
-def test_another_own_database_closes_default() -> None:
-    """On a shared server only the configured database is Legato's."""
-    check(from_table("TableIdentifier legato.streams"), "legato")
-    with pytest.raises(Refused, match="default.streams"):
-        check(from_table("TableIdentifier default.streams"), "legato")
+def test_a_database_is_refused() -> None:
+    """``sql_text`` has removed the name of Legato's database: each other one, also that of another tenant's tables, is refused."""
+    for database in ("default", "default_tenants", "legato"):
+        with pytest.raises(Refused, match=f"{database}.streams"):
+            check(from_table(f"TableIdentifier {database}.streams"))

@@ -38,6 +38,9 @@ class Fresh:
         """In that database."""
         self._within(self._store.keep_merged_parts)
 
+    def make_tenant_tables(self) -> None:
+        """Not in that database: its tables are those of the store's database."""
+
     def insert(self, table: str, rows: object) -> None:
         """In that database, unless the process dies first."""
         if self.dies_at_record:

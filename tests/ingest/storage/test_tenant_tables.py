@@ -1,0 +1,87 @@
+"""Tests of the statements that make the tables of a tenant's readers, and of the tables in a real store."""
+
+from __future__ import annotations
+
+import pytest
+
+from legato_ingest.definitions import ALL_TENANTS
+from legato_ingest.errors import StoreRefused, StoreUnavailable
+from legato_ingest.storage import Store
+from legato_ingest.storage.tenant_tables import Column, plain_type, statements
+
+COLUMNS = [
+    Column("rows", "ReplacingMergeTree", "tenant", "LowCardinality(String)", "it's"),
+    Column("rows", "ReplacingMergeTree", "at", "DateTime64(9, 'UTC')", ""),
+    Column("shown", "View", "tenant", "LowCardinality(String)", ""),
+]
+
+
+@pytest.mark.parametrize(
+    ("type_name", "expected"),
+    [
+        ("UInt8", "UInt8"),
+        ("LowCardinality(String)", "String"),
+        ("Map(LowCardinality(String), LowCardinality(Nullable(String)))", "Map(String, Nullable(String))"),
+        ("Array(Tuple(a LowCardinality(FixedString(4)), b DateTime('UTC')))", "Array(Tuple(a FixedString(4), b DateTime('UTC')))"),
+    ],
+)
+def test_the_type_without_dictionaries(type_name: str, expected: str) -> None:
+    """Also within other types, several times."""
+    assert plain_type(type_name) == expected
+
+
+def test_a_type_that_does_not_end_is_an_error() -> None:
+    """It is no type of ClickHouse."""
+    with pytest.raises(ValueError, match="not closed"):
+        plain_type("LowCardinality(String")
+
+
+def test_only_what_differs_is_made() -> None:
+    """The hash of a statement is the comment of its table; a table that Legato no longer has is dropped."""
+    database, rows, shown = statements("own", COLUMNS, {})
+    assert database == "CREATE DATABASE IF NOT EXISTS `own_tenants`"
+    assert "`tenant` String COMMENT 'it\\'s', `at` DateTime64(9, 'UTC') COMMENT ''" in rows and "Merge('own', '^rows$')" in rows
+    assert shown.startswith("CREATE OR REPLACE VIEW `own_tenants`.`shown` ") and "AS SELECT * FROM `own`.`shown`" in shown
+    made = {"rows": rows[-65:-1], "shown": shown[-65:-1]}
+    assert statements("own", COLUMNS, made) == []
+    assert statements("own", COLUMNS, {**made, "shown": "old"}) == [database, shown]
+    assert statements("own", COLUMNS, {**made, "gone": "x"}) == [database, "DROP TABLE `own_tenants`.`gone`"]
+
+
+def test_a_second_call_changes_nothing(store: Store) -> None:
+    """So each start of a server costs two queries."""
+    made = "SELECT name, uuid, metadata_modification_time FROM system.tables WHERE database = 'default_tenants' ORDER BY name"
+    before = store.select(made)
+    store.make_tenant_tables()
+    assert store.select(made) == before and len(before) > 30
+
+
+def test_a_column_that_is_added_later(store: Store) -> None:
+    """A tenant's reader sees the column after the tables were made again, also if its handle was open before."""
+    store.command("CREATE TABLE growing (tenant String) ENGINE = MergeTree ORDER BY tenant")
+    store.make_tenant_tables()
+    try:
+        assert store.query_bytes("SELECT count() FROM growing", tenant="shop") == b"0\n"
+        store.command("ALTER TABLE growing ADD COLUMN later LowCardinality(String)")
+        store.command("INSERT INTO growing VALUES ('shop', 'x'), ('bank', 'y')")
+        with pytest.raises(StoreRefused):
+            store.query_bytes("SELECT later FROM growing", tenant="shop")
+        store.make_tenant_tables()
+        assert store.query_bytes("SELECT later, toTypeName(later) FROM growing", tenant="shop") == b"x\tString\n"
+    finally:
+        store.command("DROP TABLE growing")
+        store.make_tenant_tables()
+    with pytest.raises(StoreRefused):
+        store.query_bytes("SELECT count() FROM growing", tenant="shop")
+
+
+def test_without_the_database_the_error_names_the_remedy(store: Store) -> None:
+    """A reader of all tenants needs no such tables."""
+    store.command("DROP DATABASE default_tenants")
+    try:
+        with pytest.raises(StoreUnavailable, match="default_tenants.*legato schema apply"):
+            store.query_bytes("SELECT 1", tenant="a new tenant")
+        assert store.query_bytes("SELECT 1", tenant=ALL_TENANTS) == b"1\n"
+    finally:
+        store.make_tenant_tables()
+    assert store.query_bytes("SELECT count() FROM streams", tenant="a new tenant") == b"0\n"
