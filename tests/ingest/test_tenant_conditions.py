@@ -56,7 +56,7 @@ SHAPES = [
     "SELECT arrayJoin([1, 2]) AS each, tenant FROM {table} WHERE {condition} AND each = 1 LIMIT 1",
     "WITH rows AS (SELECT * FROM {table} WHERE {condition}) SELECT count() FROM rows",
     "SELECT count() FROM view(SELECT * FROM {table}) WHERE {condition}",
-    "SELECT count() FROM {table} FINAL WHERE {condition}",
+    "SELECT count() FROM {table}_final WHERE {condition}",
 ]
 
 
@@ -73,17 +73,17 @@ def shared(store: Store) -> Iterator[Store]:
     ids = "toFixedString('t', 16), toFixedString(toString(number), 8)"
     columns, values = "tenant, start_time, service_name, trace_id, span_id", f"{of_tenants}, {ids} FROM numbers(100)"
     store.command(f"INSERT INTO stream_revs ({columns}) {values}")
-    store.make_tenant_tables()
+    store.make_tenant_views()
     yield store
-    store.command("DROP TABLE shared_rows")
-    store.make_tenant_tables()
+    for table in ("shared_rows", "default_tenants.shared_rows", "default_tenants.shared_rows_final"):
+        store.command(f"DROP TABLE {table}")
 
 
 def leaks(store: Store, table: str, name: str) -> list[str]:
     """Return the statements of the shop that fail with the secret of the bank, or because of its rows."""
     found = []
     for shape, condition in itertools.product(SHAPES, CONDITIONS):
-        if "{table} FINAL" in shape and table == "streams":
+        if "{table}_final" in shape and table == "streams":
             continue
         asked = condition.format(name=name) if "a.{condition}" not in shape else condition.format(name=f"a.{name}")
         sql = shape.replace("a.{condition}", "{condition}").format(table=table, condition=asked)
@@ -112,12 +112,14 @@ def test_a_condition_sees_the_rows_of_its_tenant_only(shared: Store, table: str,
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_filter_of_a_tenant_is_a_separate_step(shared: Store, table: str, shape: str) -> None:
     """No condition is merged into the step, so none sees a row that the filter leaves out."""
+    if "{table}_final" in shape and table == "streams":
+        pytest.skip("a view has no rows to merge")
     name = {"shared_rows": "low"}.get(table, "service_name")
     condition = f"toUInt8({'a.' if 'AS a' in shape else ''}{name}) = 1"
     sql = shape.replace("a.{condition}", "{condition}").format(table=table, condition=condition)
     plan = shared.query_bytes(f"EXPLAIN {sql}", tenant="shop", fmt="TabSeparatedRaw").decode()
     filters = [line.rpartition("Filter column: ")[2] for line in plan.splitlines() if "Filter column: " in line and "'shop'" in line]
-    assert filters and all(re.fullmatch(r"(materialize\(CAST\(tenant AS String\)\)|tenant) = \\?'shop\\?'", text) for text in filters), plan
+    assert filters and all(re.fullmatch(r"tenant = \\?'shop\\?'", text) for text in filters), plan
 
 
 def test_an_error_shows_no_value(shared: Store) -> None:
@@ -157,30 +159,103 @@ def leaked(store: Store, sql: str) -> StoreError:
 )
 def test_functions_that_fail_on_values_are_refused(shared: Store, expression: str) -> None:
     """Beside the tables of a tenant's readers, a second barrier: functions that failed on values of other tenants are not in the list."""
-    guard = Guard(lambda sql, parameters, tenant: shared.query_bytes(sql, parameters, "TabSeparatedRaw", tenant))
     with pytest.raises(Refused, match="not allowed"):
-        guard.check(f"SELECT {expression} FROM stream_revs", {}, "shop")
+        guard_of(shared).check(f"SELECT {expression} FROM stream_revs", {}, "shop")
 
 
 def test_no_column_of_a_tenants_reader_has_a_dictionary(store: Store) -> None:
     """Rows of all tenants share the dictionaries. The tables and columns are those of Legato."""
     columns = "SELECT table, name, replaceAll(type, 'LowCardinality(', '') FROM system.columns WHERE database = "
-    own, tenants = (store.select(f"{columns}'{database}' ORDER BY table, position") for database in ("default", "default_tenants"))
+    merged = f"{columns}'default_tenants' AND NOT endsWith(table, '_final') ORDER BY table, position"
+    own, tenants = store.select(f"{columns}'default' ORDER BY table, position"), store.select(merged)
     assert [row[:2] for row in own] == [row[:2] for row in tenants] and len(own) > 300
     shown = b"SELECT sum(position(type, 'LowCardinality')), count() > 300 FROM system.columns WHERE database = currentDatabase()"
     assert store.query_bytes(shown.decode(), tenant="shop") == b"0\t1\n"
 
 
-def test_rows_are_merged_for_a_tenant_as_for_all(store: Store) -> None:
-    """FINAL holds for the tables of a tenant's readers, which have another engine."""
-    row = "'shop', now64(9), toFixedString('t', 16), toFixedString('s', 8)"
-    at = store.select("SELECT toString(now64(9))")[0][0]
+def guard_of(store: Store) -> Guard:
+    """Return a guard that parses statements in the engine of a store, as the read endpoint's does."""
+    return Guard(lambda sql, parameters, tenant: store.query_bytes(sql, parameters, "TabSeparatedRaw", tenant))
+
+
+def answer(store: Store, sql: str, tenant: str = "shop") -> str:
+    """Return the result of a statement that the guard accepts."""
+    return store.query_bytes(guard_of(store).check(sql, {}, tenant).sql, tenant=tenant).decode().strip()
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT count() FROM stream_revs FINAL",
+        "SELECT count() FROM default.stream_revs AS revs FINAL WHERE revs.service_name != ''",
+        "SELECT count() FROM stream_revs FINAL WHERE stream_revs.rev > 0",
+        "SELECT count() FROM (SELECT 1 AS x) AS one CROSS JOIN stream_revs AS r FINAL",
+        "SELECT count() FROM stream_revs AS a FINAL INNER JOIN stream_revs AS b FINAL USING (span_id)",
+        "WITH merged AS (SELECT rev FROM stream_revs FINAL) SELECT count() FROM merged WHERE rev IN (SELECT rev FROM stream_revs FINAL)",
+    ],
+)
+def test_rows_are_merged_for_a_tenant_as_for_all(store: Store, sql: str) -> None:
+    """FINAL holds for the views of a tenant's readers, wherever a table stands in a statement."""
+    ((at,),) = store.select("SELECT toString(now64(9))")
     for rev in (1, 2):
-        values = row.replace("now64(9)", f"'{at}'")
-        store.command(f"INSERT INTO stream_revs (tenant, start_time, trace_id, span_id, rev) VALUES ({values}, {rev})")
-    for tenant in ("shop", ALL_TENANTS):
-        counts = [store.query_bytes(f"SELECT count() FROM stream_revs {final}", tenant=tenant) for final in ("", "FINAL")]
-        assert counts == [b"2\n", b"1\n"]
+        values = f"'shop', '{at}', toFixedString('t', 16), toFixedString('s', 8), 'web', {rev}"
+        store.command(f"INSERT INTO stream_revs (tenant, start_time, trace_id, span_id, service_name, rev) VALUES ({values})")
+    assert answer(store, "SELECT count() FROM stream_revs") == "2"
+    assert [answer(store, sql, tenant) for tenant in ("shop", ALL_TENANTS)] == ["1", "1"]
+
+
+def test_columns_of_text_have_their_lengths(shared: Store) -> None:
+    """ClickHouse reads the length of a text alone, which a dictionary does not have."""
+    of_name = "countIf(service_name != ''), countIf(empty(service_name)), sum(length(service_name))"
+    assert answer(shared, f"SELECT {of_name} FROM stream_revs") == "50\t0\t50"
+
+
+@pytest.mark.parametrize("column", ["start_time", "received_at"])
+def test_an_index_shows_no_value_by_an_error(shared: Store, column: str) -> None:
+    """To find granules, ClickHouse evaluates a condition on the smallest and largest values of all tenants, where it may fail."""
+    of_shop = "toFixedString('t', 16), now64(9) + INTERVAL 1 DAY, now64(3) + INTERVAL 1 DAY"
+    for tenant, columns in (("shop", of_shop), ("bank", of_shop.replace("1 DAY", "2 DAY"))):
+        shared.command(f"INSERT INTO stream_revs (tenant, trace_id, start_time, received_at) SELECT '{tenant}', {columns}")
+    shared.command("OPTIMIZE TABLE stream_revs FINAL")
+    ((own_max_s,),) = shared.select(f"SELECT toInt64(max({column})) FROM stream_revs WHERE tenant = 'shop'")
+    # Overflows for a value that is more than a second after the largest one of the shop, which is none of its rows.
+    asked = f"SELECT count() FROM stream_revs WHERE toInt64({column}) - {own_max_s + 1} + 9223372036 + toDecimal64(0, 9) = 5"
+    assert answer(shared, asked) == answer(shared, asked.replace("stream_revs", "streams")) == "0"
+    with pytest.raises(StoreError, match="407"):
+        answer(shared, asked, ALL_TENANTS)
+    with pytest.raises(StoreError, match="407"):
+        answer(shared, asked.replace(str(own_max_s + 1), str(own_max_s - 1)))
+
+
+@pytest.mark.parametrize("name", ["_part", "_partition_id", "_partition_value", "_part_offset", "_block_number"])
+def test_parts_are_not_shown(shared: Store, name: str) -> None:
+    """A condition on them is evaluated for parts without any row of the tenant."""
+    for table in ("stream_revs", "streams"):
+        with pytest.raises(StoreError, match="Code: 47"):
+            answer(shared, f"SELECT count() FROM {table} WHERE toString({name}) = 'x'")
+
+
+def test_a_plan_is_for_readers_of_all_tenants(shared: Store) -> None:
+    """A plan has the number of granules that an index leaves, so it shows whether a value is in the store."""
+    for explain in ("EXPLAIN", "EXPLAIN PLAN", "EXPLAIN actions = 1", "EXPLAIN indexes = 1", "EXPLAIN ESTIMATE", "EXPLAIN PIPELINE"):
+        with pytest.raises(Refused, match="is not accepted"):
+            answer(shared, f"{explain} SELECT count() FROM stream_revs WHERE response_id = 'x'")
+    for explain in ("EXPLAIN AST", "EXPLAIN SYNTAX", "EXPLAIN QUERY TREE"):
+        assert answer(shared, f"{explain} SELECT count() FROM stream_revs")
+    assert "Granules" in answer(shared, "EXPLAIN SELECT count() FROM stream_revs WHERE rev < 9", ALL_TENANTS)
+
+
+def test_a_table_that_is_repaired_stays_filtered(shared: Store) -> None:
+    """A handle that is opened while a table is detached has the filter of the table when it is attached again."""
+    shared.command("DETACH TABLE stream_revs")
+    try:
+        with pytest.raises(StoreError):
+            shared.query_bytes("SELECT count() FROM stream_revs", tenant="shop")
+        assert shared.query_bytes("SELECT 1", tenant="shop") == b"1\n"
+    finally:
+        shared.command("ATTACH TABLE stream_revs")
+    for table in ("stream_revs", "streams"):
+        assert answer(shared, f"SELECT countIf(tenant = 'bank'), countIf(tenant = 'shop') FROM {table}") == "0\t50"
 
 
 def test_no_table_has_an_index_that_evaluates_a_condition(store: Store) -> None:

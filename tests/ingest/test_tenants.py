@@ -264,14 +264,14 @@ def test_a_table_that_is_created_later_is_filtered(filled: Endpoints, store: Sto
         for name in ("later", "default.later", "default_tenants.later"):
             reply = httpx.post(filled.read, content=f"SELECT * FROM {name}", headers=headers)
             assert reply.status_code in (403, 404), reply.text
-        store.make_tenant_tables()
+        store.make_tenant_views()
         assert filled.query("SELECT x FROM later", "shop") == "1"
         # The name of a table after IN reads the table, too.
         for condition in ("('bank', 2) IN later", "('bank', 2) IN default.later", "('bank', 2) GLOBAL IN later"):
             assert filled.query(f"SELECT {condition}", "shop") == "0" != filled.query(f"SELECT {condition}", "bank")
     finally:
         store.command("DROP TABLE later")
-        store.make_tenant_tables()
+        store.command("DROP TABLE IF EXISTS default_tenants.later")
 
 
 def test_quotas_of_a_tenant_are_answered_with_429(store: Store, tmp_path: pathlib.Path) -> None:

@@ -25,6 +25,8 @@ __all__ = ["Guard", "Parameters", "Refused", "bound"]
 
 Parameters = Mapping[str, Any]
 Run = Callable[[str, Parameters, str], bytes]
+# A statement's text, and whether it is of a reader of one tenant.
+_Key = tuple[str, bool]
 
 _CACHE_MAX, _CACHE_BYTES_MAX = 1024, 32 * 2**20
 _CACHED_TEXT_MAX = 32_768
@@ -50,7 +52,7 @@ class Guard:
         self._run, self._own = run, own
         # None: this text with stand-ins has no template; statements of this form are cached by their full text.
         # With the size of each entry when it was added: a text grows when its UTF-8 is asked for.
-        self._cache: OrderedDict[str, tuple[CanonicalText | Template | None, int]] = OrderedDict()
+        self._cache: OrderedDict[_Key, tuple[CanonicalText | Template | None, int]] = OrderedDict()
         self._cache_bytes = 0
         self._lock = Lock()
 
@@ -61,16 +63,18 @@ class Guard:
             found = self._template(general, parameters, tenant)
             if found is not None:
                 return found.fill(general.numbers)
-        cached = self._cached(text)
+        key = text, tenant != ALL_TENANTS
+        cached = self._cached(key)
         if isinstance(cached, CanonicalText):
             return cached
         statement = self._judge(text, parameters, tenant)
-        self._keep(text, statement)
+        self._keep(key, statement)
         return statement
 
     def _template(self, general: Generalized, parameters: Parameters, tenant: str) -> Template | None:
         """The template of a statement with stand-ins; None when it has none, or is rejected in this form."""
-        cached = self._cached(general.text)
+        key = general.text, tenant != ALL_TENANTS
+        cached = self._cached(key)
         if cached is not _MISSING:
             return cached if isinstance(cached, Template) else None
         try:
@@ -78,21 +82,21 @@ class Guard:
         except StoreRefused:
             # The statement itself is checked next: its error names its own numbers.
             return None
-        self._keep(general.text, found)
+        self._keep(key, found)
         return found
 
-    def _cached(self, key: str) -> object:
+    def _cached(self, key: _Key) -> object:
         with self._lock:
             if key not in self._cache:
                 return _MISSING
             self._cache.move_to_end(key)
             return self._cache[key][0]
 
-    def _keep(self, key: str, value: CanonicalText | Template | None) -> None:
-        if len(key) > _CACHED_TEXT_MAX:
+    def _keep(self, key: _Key, value: CanonicalText | Template | None) -> None:
+        if len(key[0]) > _CACHED_TEXT_MAX:
             return
         with self._lock:
-            size = _size_bytes(key, value)
+            size = _size_bytes(key[0], value)
             self._cache_bytes += size - self._cache.pop(key, (None, 0))[1]
             self._cache[key] = value, size
             while len(self._cache) > _CACHE_MAX or self._cache_bytes > _CACHE_BYTES_MAX:
@@ -103,10 +107,11 @@ class Guard:
             raise StoreRefused(f"Code: 62. DB::Exception: the statement has {len(text)} characters, at most {_TEXT_MAX} are accepted", 62)
         if "\0" in text:
             raise Refused("the statement holds a zero byte")
-        statement = sql_text.read(self._canonical(text, tenant), self._own)
+        of_one_tenant = tenant != ALL_TENANTS
+        statement = sql_text.read(self._canonical(text, tenant), self._own, of_one_tenant=of_one_tenant)
         # The store appends a FORMAT. It is one more name in the tree, and keeps the statement's end from being read as anything else.
         tree = self._run(f"EXPLAIN AST {statement.sql}", bound(statement, parameters), tenant)
-        sql_tree.check(tree.decode("utf-8", "replace"))
+        sql_tree.check(tree.decode("utf-8", "replace"), of_one_tenant=of_one_tenant)
         return statement
 
     def _canonical(self, text: str, tenant: str) -> str:
@@ -121,10 +126,10 @@ class Guard:
 _MISSING = object()
 
 
-def _size_bytes(key: str, value: CanonicalText | Template | None) -> int:
+def _size_bytes(text: str, value: CanonicalText | Template | None) -> int:
     """Return the memory of an entry of the cache."""
     statement = value.checked if isinstance(value, Template) else value
-    texts = (key, *((statement.sql,) if statement is not None else ()), *(value.pieces if isinstance(value, Template) else ()))
+    texts = (text, *((statement.sql,) if statement is not None else ()), *(value.pieces if isinstance(value, Template) else ()))
     # Twice for the UTF-8 of a text, which may be kept beside it.
     return 2 * sum(map(sys.getsizeof, (*texts, *(statement.parameters if statement is not None else ()))))
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from legato_ingest.errors import StoreRefused
 from legato_ingest.query.sql_functions import allows, allows_table
+from legato_ingest.storage.tenant_views import FINAL_VIEW
 
 __all__ = ["CanonicalText", "Refused", "check_format", "read", "tokens"]
 
@@ -30,6 +31,7 @@ _TOKEN = re.compile(
 # Escapes and line breaks in a quoted name could start a new line in the printed syntax tree.
 _STRANGE = re.compile(r"[\\\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _FORMAT = re.compile(r" FORMAT (\w+|`\w+`)$")
+_NAMES, _AS, _BEFORE_TABLE = ("word", "quoted"), ("word", "AS"), ("FROM", "JOIN", ",")
 # Words that the canonical text puts before a parenthesis and that are no functions. The SELECT inside `view` is in the tree.
 _CALL_WORDS = frozenset(("columns", "view"))
 _PARAMETER_TYPE = re.compile(r"[\w ,()'=/+-]+")
@@ -51,16 +53,19 @@ class CanonicalText:
     parameters: frozenset[str]
 
 
-def read(canonical: str, own: str = "default") -> CanonicalText:
+def read(canonical: str, own: str = "default", *, of_one_tenant: bool = False) -> CanonicalText:
     """Split off the FORMAT clause and the name of Legato's database (``own``), and check every token. Raises ``Refused``.
 
-    Without the name, a table is the one of the reader's handle: a reader of one tenant has a database with that tenant's tables.
+    Without the name, a table is the one of the reader's handle: readers of one tenant have a database with views in place of the tables.
+    A view ignores FINAL, so ``of_one_tenant`` replaces the view and FINAL by the view with merged rows.
     """
     found = _FORMAT.search(canonical)
     sql = canonical[: found.start()] if found else canonical
     chosen = found.group(1).strip("`") if found else None
     check_format(chosen or "")
     found_tokens = _without_own(tokens(sql), own)
+    if of_one_tenant:
+        found_tokens = _with_final_views(found_tokens)
     _check_calls(found_tokens)
     _check_words(found_tokens)
     names = frozenset(text[1:].partition(":")[0] for kind, text in found_tokens if kind == "parameter")
@@ -92,13 +97,29 @@ def tokens(sql: str) -> list[tuple[str, str]]:
 
 
 def _without_own(found: list[tuple[str, str]], own: str) -> list[tuple[str, str]]:
-    """Return the tokens without ``own.`` at the beginning of a name."""
+    """Return the tokens without ``own.`` at the beginning of a name. Raises ``Refused`` if ``own`` is also an alias."""
     before, after = [("", ""), *found], [*found[1:], ("", "")]
-    dropped = set[int]()
-    for at, (kind, text) in enumerate(found):
-        if kind in ("word", "quoted") and text.strip("`") == own and after[at][1] == "." != before[at][1]:
-            dropped.update((at, at + 1))
+    names = [at for at, (kind, text) in enumerate(found) if kind in _NAMES and text.strip("`") == own]
+    if any(_AS in (found[max(0, at - 2) : max(0, at - 1)] + found[at + 2 : at + 3]) for at in names):
+        raise Refused(f"the alias {own} is the name of Legato's database: choose another one")
+    dropped = {part for at in names if after[at][1] == "." != before[at][1] for part in (at, at + 1)}
     return [token for at, token in enumerate(found) if at not in dropped]
+
+
+def _with_final_views(found: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the tokens with ``table_final AS name`` for each ``table FINAL`` and ``table AS name FINAL``."""
+    out = list(found)
+    places = [at for at, (kind, _) in enumerate(found) if kind != "space"]
+    for number, final in enumerate(places):
+        if found[final] != ("word", "FINAL") or number < 2:
+            continue
+        has_alias = found[places[number - 2]] == _AS
+        table = number - (3 if has_alias else 1)
+        kind, name = found[places[table]]
+        if table > 0 and kind in _NAMES and found[places[table - 1]][1] in _BEFORE_TABLE:
+            out[places[table]] = ("quoted", f"`{name.strip('`')}{FINAL_VIEW}`")
+            out[final] = ("word", "") if has_alias else ("word", f"AS {name}")
+    return out
 
 
 def _check_parameter(match: re.Match[str]) -> None:

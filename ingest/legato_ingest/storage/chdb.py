@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import clickhouse_connect
@@ -134,10 +134,10 @@ class EmbeddedStore(ClientStore):
             hint = "pip install 'legato-ingest[chdb]', or name a ClickHouse server in LEGATO_STORE"
             raise SettingsError(f"an embedded store needs the package chdb, which is missing: {hint}") from error
 
-    def _connect_reader(self, tenant: str) -> Client:
+    def _connect_reader(self, tenant: str, settings: Mapping[str, int | str]) -> Client:
         reader = self._connect()
         try:
-            for name, value in self._reader_settings(tenant).items():
+            for name, value in settings.items():
                 reader.command(f"SET {name} = {value!r}")
             if tenant != ALL_TENANTS:
                 reader.command(f"SET additional_table_filters = {self._filters(tenant)}")

@@ -21,7 +21,7 @@ from clickhouse_connect.driver.exceptions import ClickHouseError
 from legato_ingest.definitions import ALL_TENANTS
 from legato_ingest.errors import StoreRefused, StoreUnavailable
 from legato_ingest.quoting import literal
-from legato_ingest.storage import tenant_tables
+from legato_ingest.storage import tenant_views
 from legato_ingest.storage.sql import quoted
 from legato_ingest.storage.store import ReadLimits
 
@@ -56,20 +56,24 @@ _OWN_SETTINGS: Mapping[str, Any] = {
 }
 # Of the readers of one tenant. ClickHouse evaluates a condition that it moves to PREWHERE before ``additional_table_filters``, on rows of
 # all tenants, and a function that fails puts their values into its error. The guard refuses PREWHERE for the same reason. A condition that
-# it merges with the filter may be evaluated on rows that the filter leaves out. The number of rows read shows which granules an index
-# skips; they hold rows of all tenants.
+# it merges with the filter, also below a join, may be evaluated on rows that the filter leaves out. The number of rows read shows which
+# granules an index skips; they hold rows of all tenants.
 _TENANT_SETTINGS: Mapping[str, int] = {
     "optimize_move_to_prewhere": 0,
     "query_plan_merge_filters": 0,
     "enable_join_runtime_filters": 0,
     "output_format_write_statistics": 0,
 }
+# To find the granules to read, ClickHouse evaluates a condition on values that an index or a part has of all tenants. Without, it does so
+# on the tenant's rows alone.
+_WITHOUT_INDEXES: Mapping[str, int] = dict.fromkeys(
+    ("use_primary_key", "use_skip_indexes", "use_partition_pruning", "use_statistics_for_part_pruning"), 0
+)
+_KNOWN_SETTINGS = "SELECT name FROM system.settings WHERE name IN ({names})"
 # Idle reading clients over all tenants. Each takes about 1 MB.
 _IDLE_READERS_MAX = 16
-_TENANT_COLUMNS = """
-SELECT database, table, countIf(name = 'tenant') > 0 FROM system.columns
-WHERE database IN ({databases}) AND (database, table) NOT IN (SELECT database, name FROM system.tables WHERE engine = 'View')
-GROUP BY database, table"""
+_TENANT_COLUMNS = "SELECT table, max(name = 'tenant') FROM system.columns WHERE database IN ({databases}) GROUP BY table"
+_VIEWS = "SELECT name FROM system.tables WHERE database = {own} AND engine = 'View'"
 _TABLES_STATE = (
     "SELECT count(), max(metadata_modification_time), sum(cityHash64(database, name)) FROM system.tables WHERE database IN ({databases})"
 )
@@ -84,10 +88,11 @@ class ClientStore(ABC):
     """The common half of ``EmbeddedStore`` and ``ServerStore``; see ``store.Store`` for the methods."""
 
     def __init__(self, read_limits: ReadLimits | None, database: str) -> None:
-        self._database, self._tenant_database = database, tenant_tables.database_of(database)
+        self._database, self._tenant_database = database, tenant_views.database_of(database)
         self._databases = f"{literal(self._database)}, {literal(self._tenant_database)}"
         self._read_limits = dict(read_limits or {})
-        self._readers: OrderedDict[str, list[Client]] = OrderedDict()
+        # By tenant, and by whether their statements use indexes.
+        self._readers: OrderedDict[tuple[str, bool], list[Client]] = OrderedDict()
         self._reading_lock = threading.Lock()
         # By id of a reading client: the state of the tables when the client's row filters were made.
         self._filtered: dict[int, tuple[Any, ...]] = {}
@@ -102,8 +107,8 @@ class ClientStore(ABC):
         """Open a client for Legato's own statements."""
 
     @abstractmethod
-    def _connect_reader(self, tenant: str) -> Client:
-        """Open a client for the queries of a tenant's readers: read-only, with the read limits, the tenant's tables and row filters."""
+    def _connect_reader(self, tenant: str, settings: Mapping[str, int | str]) -> Client:
+        """Open a read-only client for the queries of a tenant's readers: with these settings, the tenant's views and row filters."""
 
     def insert(self, table: str, rows: pa.Table) -> None:
         """Insert all rows or none (per partition); they are synced to disk when this returns."""
@@ -137,16 +142,25 @@ class ClientStore(ABC):
 
     def query_bytes(self, sql: str, params: Mapping[str, str] | None = None, fmt: str = "TabSeparated", tenant: str = ALL_TENANTS) -> bytes:
         """Return the result of a reader's query in a ClickHouse format, limited to the rows of ``tenant``."""
-        with self._reader(tenant) as reader, _without_values(tenant), self._errors():
+        try:
+            return self._query_bytes(sql, params, fmt, tenant)
+        except StoreRefused as error:
+            if tenant == ALL_TENANTS or error.code in _OF_STATEMENTS:
+                raise
+            # Perhaps a condition failed on a value of another tenant, which an index has.
+            return self._query_bytes(sql, params, fmt, tenant, uses_indexes=False)
+
+    def _query_bytes(self, sql: str, params: Mapping[str, str] | None, fmt: str, tenant: str, *, uses_indexes: bool = True) -> bytes:
+        with self._reader(tenant, uses_indexes) as reader, _without_values(tenant), self._errors():
             result = reader.raw_query(sql, parameters=dict(params or {}), fmt=fmt)
         return bytes(result)
 
-    def make_tenant_tables(self) -> None:
-        """Make the tables that readers of one tenant see, where they are missing or differ from Legato's tables."""
+    def make_tenant_views(self) -> None:
+        """Make the views that readers of one tenant see, where they are missing or differ from Legato's tables."""
         own, tenants = literal(self._database), literal(self._tenant_database)
-        columns = [tenant_tables.Column(*map(str, row)) for row in self.select(tenant_tables.COLUMNS.format(own=own))]
-        made = {str(table): str(comment) for table, comment in self.select(tenant_tables.MADE.format(database=tenants))}
-        for statement in tenant_tables.statements(self._database, columns, made):
+        columns = [tenant_views.Column(*map(str, row)) for row in self.select(tenant_views.COLUMNS.format(own=own))]
+        made = {str(table): str(comment) for table, comment in self.select(tenant_views.MADE.format(database=tenants))}
+        for statement in tenant_views.statements(self._database, columns, made):
             self.command(statement)
 
     def end_reads(self) -> None:
@@ -190,35 +204,32 @@ class ClientStore(ABC):
                 raise
 
     @contextmanager
-    def _reader(self, tenant: str) -> Iterator[Client]:
+    def _reader(self, tenant: str, uses_indexes: bool) -> Iterator[Client]:
         """A reading client of this tenant, from the pool or new."""
         if not self._reading:
             raise StoreUnavailable("the server is stopping")
         with self._reading_lock:
-            idle = self._readers.get(tenant)
+            idle = self._readers.get((tenant, uses_indexes))
             reader = idle.pop() if idle else None
         if reader is not None and tenant != ALL_TENANTS and not self._is_filtered(reader):
             self._drop(reader)
             reader = None
         if reader is None:
-            # Read before the filters are made: they may lack a table that is created in between.
-            state = self.select(_TABLES_STATE.format(databases=self._databases))[0] if tenant != ALL_TENANTS else ()
-            reader = self._open_reader(tenant)
-            self._filtered[id(reader)] = tuple(state)
+            reader = self._open_reader(tenant, self._reader_settings(tenant, uses_indexes))
         try:
             yield reader
         except BaseException:
             # For the same reason as in `_write`.
             self._drop(reader)
             raise
-        for unwanted in self._keep(tenant, reader):
+        for unwanted in self._keep((tenant, uses_indexes), reader):
             self._drop(unwanted)
 
-    def _keep(self, tenant: str, reader: Client) -> list[Client]:
+    def _keep(self, key: tuple[str, bool], reader: Client) -> list[Client]:
         """Put a client into the pool. Return the clients that are too many now, of the tenants that queried least recently."""
         with self._reading_lock:
-            self._readers.setdefault(tenant, []).append(reader)
-            self._readers.move_to_end(tenant)
+            self._readers.setdefault(key, []).append(reader)
+            self._readers.move_to_end(key)
             unwanted = []
             while sum(map(len, self._readers.values())) > _IDLE_READERS_MAX:
                 oldest = next(iter(self._readers))
@@ -233,20 +244,26 @@ class ClientStore(ABC):
             state = reader.query(_TABLES_STATE.format(databases=self._databases)).result_rows[0]
             return tuple(state) == self._filtered.get(id(reader))
 
-    def _reader_settings(self, tenant: str) -> dict[str, int | str]:
+    def _reader_settings(self, tenant: str, uses_indexes: bool) -> dict[str, int | str]:
         """Return the settings of a tenant's reader, without its row filters."""
-        return {**self._read_limits, **(_TENANT_SETTINGS if tenant != ALL_TENANTS else {})}
+        if tenant == ALL_TENANTS:
+            return dict(self._read_limits)
+        wanted = {**_TENANT_SETTINGS, **({} if uses_indexes else _WITHOUT_INDEXES)}
+        # A version of ClickHouse without a setting has nothing that the setting turns off.
+        known = {str(name) for (name,) in self.select(_KNOWN_SETTINGS.format(names=", ".join(map(literal, wanted))))}
+        return {**self._read_limits, **{name: value for name, value in wanted.items() if name in known}}
 
     def _filters(self, tenant: str) -> str:
         """Return the value of ``additional_table_filters``: a tenant sees its own rows, and none of a table without tenants."""
         own = f"tenant = {quoted(tenant)}"
-        # Views of either database read Legato's tables, and ClickHouse applies no filter of these within the engine Merge.
-        columns = self.select(_TENANT_COLUMNS.format(databases=self._databases))
-        rules = {f"{database}.{table}": own if has_tenant else "0" for database, table, has_tenant in columns}
+        views = {str(name) for (name,) in self.select(_VIEWS.format(own=literal(self._database)))}
+        # Also of the tables that the tenant's views read: a table that is detached for its repair is not listed, and comes back.
+        columns = {str(table): has_tenant for table, has_tenant in self.select(_TENANT_COLUMNS.format(databases=self._databases))}
+        tables = {table: has_tenant for table, has_tenant in columns.items() if table not in views}
+        rules = {f"{self._database}.{table}": own if has_tenant else "0" for table, has_tenant in tables.items()}
         rules.update(dict.fromkeys(_SYSTEM_TABLES, "0"))
         # A tenant also sees the objectives of all tenants: they apply to its streams.
-        of_all = f"tenant IN ({quoted(tenant)}, {quoted(ALL_TENANTS)})"
-        rules.update({f"{database}.{_OBJECTIVES}": of_all for database in (self._database, self._tenant_database)})
+        rules[f"{self._database}.{_OBJECTIVES}"] = f"tenant IN ({quoted(tenant)}, {quoted(ALL_TENANTS)})"
         return "{" + ", ".join(f"{literal(table)}: {literal(rule)}" for table, rule in rules.items()) + "}"
 
     def _open(self) -> Client:
@@ -257,19 +274,28 @@ class ClientStore(ABC):
                 client.set_client_setting(name, value)
         return self._added(client)
 
-    def _open_reader(self, tenant: str) -> Client:
+    def _state(self) -> tuple[Any, ...]:
+        return tuple(self.select(_TABLES_STATE.format(databases=self._databases))[0])
+
+    def _open_reader(self, tenant: str, settings: Mapping[str, int | str]) -> Client:
+        """Open a reading client. Its filters may lack a table that was made meanwhile, so it is used while the tables stay the same."""
         self._expect_open()
+        state = self._state() if tenant != ALL_TENANTS else ()
         try:
             with translated():
-                client = self._connect_reader(tenant)
+                client = self._connect_reader(tenant, settings)
         except StoreRefused as error:
             if error.code != _UNKNOWN_DATABASE:
                 raise
             raise StoreUnavailable(
-                f"the database {self._tenant_database}, which readers of one tenant see, is missing: start `legato serve` or run "
+                f"the database {self._tenant_database} with the views for readers of one tenant is missing: start `legato serve` or run "
                 "`legato schema apply` as a user that may create this database",
                 error.code,
             ) from error
+        if tenant != ALL_TENANTS and self._state() != state:
+            client.close()
+            raise StoreUnavailable("the tables of the store have changed meanwhile: send the query again")
+        self._filtered[id(client)] = state
         return self._added(client)
 
     def _added(self, client: Client) -> Client:

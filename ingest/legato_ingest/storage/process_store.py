@@ -88,9 +88,9 @@ class ProcessStore:
         """Set ``old_parts_lifetime`` of every table, so that parts replaced by a merge stay until ``verify`` has checked the merge."""
         self._call("keep_merged_parts")
 
-    def make_tenant_tables(self) -> None:
-        """Make the tables that readers of one tenant see, where they are missing or differ from Legato's tables."""
-        self._call("make_tenant_tables")
+    def make_tenant_views(self) -> None:
+        """Make the views that readers of one tenant see, where they are missing or differ from Legato's tables."""
+        self._call("make_tenant_views")
 
     def close(self) -> None:
         """Close this store; the first one also ends the process."""

@@ -7,16 +7,15 @@ stamps all rows.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
+from collections.abc import Mapping
 
 import clickhouse_connect
 from clickhouse_connect.driver.client import Client
 
 from legato_ingest.address import Address
 from legato_ingest.definitions import ALL_TENANTS
-from legato_ingest.errors import StoreRefused
 from legato_ingest.storage.clients import ClientStore
 from legato_ingest.storage.store import PartFault, ReadLimits
 from legato_ingest.storage.watermark import now_ms
@@ -26,8 +25,6 @@ __all__ = ["ServerStore"]
 # How long a measured difference between this host's clock and the server's is used.
 _CLOCK_S = 60.0
 _TIMEOUT_S = 60
-_ACCESS_DENIED = 497
-_log = logging.getLogger("legato")
 
 
 class ServerStore(ClientStore):
@@ -65,27 +62,15 @@ class ServerStore(ClientStore):
     def keep_merged_parts(self) -> None:
         """Nothing to do: a server keeps them for 480 s by default."""
 
-    def make_tenant_tables(self) -> None:
-        """Make the tables that readers of one tenant see. Without the grants this is a warning: only these readers need the tables."""
-        try:
-            super().make_tenant_tables()
-        except StoreRefused as error:
-            if error.code != _ACCESS_DENIED:
-                raise
-            _log.warning(
-                "readers of one tenant get errors until the ClickHouse user %s has the grants of deploy/clickhouse/users.xml on %s: %s",
-                self._address.user, self._tenant_database, error,
-            )  # fmt: skip
-
     def _connect(self) -> Client:
         return self._client({})
 
-    def _connect_reader(self, tenant: str) -> Client:
+    def _connect_reader(self, tenant: str, settings: Mapping[str, int | str]) -> Client:
         # readonly = 2, not 1: HTTP sends settings with each request, which 1 forbids. A statement still cannot change data.
-        settings = {**self._reader_settings(tenant), "readonly": 2}
-        if tenant != ALL_TENANTS:
-            settings["additional_table_filters"] = self._filters(tenant)
-        return self._client(settings, "" if tenant == ALL_TENANTS else self._tenant_database)
+        own = {**settings, "readonly": 2}
+        if tenant == ALL_TENANTS:
+            return self._client(own)
+        return self._client({**own, "additional_table_filters": self._filters(tenant)}, self._tenant_database)
 
     def _client(self, settings: dict[str, int | str], database: str = "") -> Client:
         return clickhouse_connect.get_client(

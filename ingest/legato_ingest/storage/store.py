@@ -80,8 +80,8 @@ class Store(Protocol):
         """Configure every table so that the parts replaced by a merge stay long enough for ``verify`` to check the merge."""
         ...
 
-    def make_tenant_tables(self) -> None:
-        """Make the tables that readers of one tenant see (``tenant_tables``), where they are missing or differ from Legato's tables."""
+    def make_tenant_views(self) -> None:
+        """Make the views that readers of one tenant see (``tenant_views``), where they are missing or differ from Legato's tables."""
         ...
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ from helpers.platform.examples import examples
 from helpers.repo.statements import ESCAPES, READS
 from helpers.servers.reading import open_store
 from legato_ingest.dashboards.macros import Range, expand
+from legato_ingest.definitions import ALL_TENANTS
 from legato_ingest.errors import StoreRefused
 from legato_ingest.query.sql_guard import Guard, Parameters
 from legato_ingest.query.sql_template import generalize, template
@@ -44,7 +45,7 @@ class Engine:
     def exact(self, text: str) -> CanonicalText | int:
         """The guard's decision on this very text, without the cache: the canonical text, or the error's code."""
         try:
-            return Guard(self.run)._judge(text, {}, "a")
+            return Guard(self.run)._judge(text, {}, ALL_TENANTS)
         except StoreRefused as error:
             return error.code
 

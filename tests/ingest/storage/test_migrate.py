@@ -38,7 +38,7 @@ class Fresh:
         """In that database."""
         self._within(self._store.keep_merged_parts)
 
-    def make_tenant_tables(self) -> None:
+    def make_tenant_views(self) -> None:
         """Not in that database: its tables are those of the store's database."""
 
     def insert(self, table: str, rows: object) -> None:

@@ -1,13 +1,15 @@
-"""Tests of the statements that make the tables of a tenant's readers, and of the tables in a real store."""
+"""Tests of the statements that make the views of a tenant's readers, and of the views in a real store."""
 
 from __future__ import annotations
+
+import re
 
 import pytest
 
 from legato_ingest.definitions import ALL_TENANTS
 from legato_ingest.errors import StoreRefused, StoreUnavailable
 from legato_ingest.storage import Store
-from legato_ingest.storage.tenant_tables import Column, plain_type, statements
+from legato_ingest.storage.tenant_views import Column, plain_type, statements
 
 COLUMNS = [
     Column("rows", "ReplacingMergeTree", "tenant", "LowCardinality(String)", "it's"),
@@ -37,51 +39,64 @@ def test_a_type_that_does_not_end_is_an_error() -> None:
 
 
 def test_only_what_differs_is_made() -> None:
-    """The hash of a statement is the comment of its table; a table that Legato no longer has is dropped."""
-    database, rows, shown = statements("own", COLUMNS, {})
+    """The hash of a statement is the comment of its view. A view that Legato's database has no table for is left."""
+    database, rows, merged, shown = statements("own", COLUMNS, {})
     assert database == "CREATE DATABASE IF NOT EXISTS `own_tenants`"
-    assert "`tenant` String COMMENT 'it\\'s', `at` DateTime64(9, 'UTC') COMMENT ''" in rows and "Merge('own', '^rows$')" in rows
-    assert shown.startswith("CREATE OR REPLACE VIEW `own_tenants`.`shown` ") and "AS SELECT * FROM `own`.`shown`" in shown
-    made = {"rows": rows[-65:-1], "shown": shown[-65:-1]}
-    assert statements("own", COLUMNS, made) == []
+    listed = "(`tenant` String COMMENT 'it\\'s', `at` DateTime64(9, 'UTC') COMMENT '')"
+    assert rows.startswith(f"CREATE OR REPLACE VIEW `own_tenants`.`rows` {listed} AS SELECT * FROM `own`.`rows` COMMENT '")
+    assert merged.startswith(f"CREATE OR REPLACE VIEW `own_tenants`.`rows_final` {listed} AS SELECT * FROM `own`.`rows` FINAL COMMENT '")
+    assert "`shown` (`tenant` String COMMENT '') AS SELECT * FROM `own`.`shown` COMMENT '" in shown
+    made = {"rows": rows[-65:-1], "rows_final": merged[-65:-1], "shown": shown[-65:-1]}
+    assert statements("own", COLUMNS, made) == statements("own", COLUMNS, {**made, "gone": "x"}) == []
     assert statements("own", COLUMNS, {**made, "shown": "old"}) == [database, shown]
-    assert statements("own", COLUMNS, {**made, "gone": "x"}) == [database, "DROP TABLE `own_tenants`.`gone`"]
+
+
+def test_on_a_cluster_every_replica_has_the_views() -> None:
+    """FINAL of a Distributed table merges the rows of each shard."""
+    columns = [Column("rows", "Distributed", "x", "UInt8", ""), Column("rows_local", "ReplicatedMergeTree", "x", "UInt8", "")]
+    made = statements("own", columns, {})
+    assert [re.sub(r" \(.*", "", each) for each in made] == [
+        "CREATE DATABASE IF NOT EXISTS `own_tenants` ON CLUSTER '{cluster}'",
+        "CREATE OR REPLACE VIEW `own_tenants`.`rows` ON CLUSTER '{cluster}'",
+        "CREATE OR REPLACE VIEW `own_tenants`.`rows_final` ON CLUSTER '{cluster}'",
+        "CREATE OR REPLACE VIEW `own_tenants`.`rows_local` ON CLUSTER '{cluster}'",
+    ]
 
 
 def test_a_second_call_changes_nothing(store: Store) -> None:
     """So each start of a server costs two queries."""
     made = "SELECT name, uuid, metadata_modification_time FROM system.tables WHERE database = 'default_tenants' ORDER BY name"
     before = store.select(made)
-    store.make_tenant_tables()
+    store.make_tenant_views()
     assert store.select(made) == before and len(before) > 30
 
 
 def test_a_column_that_is_added_later(store: Store) -> None:
-    """A tenant's reader sees the column after the tables were made again, also if its handle was open before."""
+    """A tenant's reader sees the column after the views were made again, also if its handle was open before."""
     store.command("CREATE TABLE growing (tenant String) ENGINE = MergeTree ORDER BY tenant")
-    store.make_tenant_tables()
+    store.make_tenant_views()
     try:
         assert store.query_bytes("SELECT count() FROM growing", tenant="shop") == b"0\n"
         store.command("ALTER TABLE growing ADD COLUMN later LowCardinality(String)")
         store.command("INSERT INTO growing VALUES ('shop', 'x'), ('bank', 'y')")
         with pytest.raises(StoreRefused):
             store.query_bytes("SELECT later FROM growing", tenant="shop")
-        store.make_tenant_tables()
+        store.make_tenant_views()
         assert store.query_bytes("SELECT later, toTypeName(later) FROM growing", tenant="shop") == b"x\tString\n"
     finally:
         store.command("DROP TABLE growing")
-        store.make_tenant_tables()
     with pytest.raises(StoreRefused):
         store.query_bytes("SELECT count() FROM growing", tenant="shop")
+    store.command("DROP TABLE default_tenants.growing")
 
 
 def test_without_the_database_the_error_names_the_remedy(store: Store) -> None:
-    """A reader of all tenants needs no such tables."""
+    """A reader of all tenants needs no such views."""
     store.command("DROP DATABASE default_tenants")
     try:
         with pytest.raises(StoreUnavailable, match="default_tenants.*legato schema apply"):
             store.query_bytes("SELECT 1", tenant="a new tenant")
         assert store.query_bytes("SELECT 1", tenant=ALL_TENANTS) == b"1\n"
     finally:
-        store.make_tenant_tables()
+        store.make_tenant_views()
     assert store.query_bytes("SELECT count() FROM streams", tenant="a new tenant") == b"0\n"
