@@ -14,7 +14,6 @@ from contextlib import contextmanager
 import clickhouse_connect
 from clickhouse_connect.driver.client import Client
 
-from legato_ingest.definitions import ALL_TENANTS
 from legato_ingest.errors import SettingsError, StoreError, StoreRefused, StoreUnavailable
 from legato_ingest.storage.chdb_integrity import KILL_ALL, MERGED_PARTS_KEPT_S, PartIntegrity, check_room, folders_of
 from legato_ingest.storage.clients import ClientStore, translated
@@ -134,13 +133,13 @@ class EmbeddedStore(ClientStore):
             hint = "pip install 'legato-ingest[chdb]', or name a ClickHouse server in LEGATO_STORE"
             raise SettingsError(f"an embedded store needs the package chdb, which is missing: {hint}") from error
 
-    def _connect_reader(self, tenant: str, settings: Mapping[str, int | str]) -> Client:
+    def _connect_reader(self, settings: Mapping[str, int | str], filters: str) -> Client:
         reader = self._connect()
         try:
             for name, value in settings.items():
                 reader.command(f"SET {name} = {value!r}")
-            if tenant != ALL_TENANTS:
-                reader.command(f"SET additional_table_filters = {self._filters(tenant)}")
+            if filters:
+                reader.command(f"SET additional_table_filters = {filters}")
                 reader.command(f"USE {self._tenant_database}")
             reader.command("SET readonly = 1")
         except BaseException:

@@ -96,6 +96,9 @@ class ClientStore(ABC):
         self._reading_lock = threading.Lock()
         # By id of a reading client: the state of the tables when the client's row filters were made.
         self._filtered: dict[int, tuple[Any, ...]] = {}
+        # The tables to filter and whether they have a tenant, and the state that they had then.
+        self._filtered_tables: tuple[tuple[Any, ...], dict[str, bool]] = ((), {})
+        self._known_settings: frozenset[str] = frozenset()
         self._reading = True
         self._clients: list[Client] = []
         self._clients_lock, self._is_closed = threading.Lock(), False
@@ -107,8 +110,8 @@ class ClientStore(ABC):
         """Open a client for Legato's own statements."""
 
     @abstractmethod
-    def _connect_reader(self, tenant: str, settings: Mapping[str, int | str]) -> Client:
-        """Open a read-only client for the queries of a tenant's readers: with these settings, the tenant's views and row filters."""
+    def _connect_reader(self, settings: Mapping[str, int | str], filters: str) -> Client:
+        """Open a read-only client with these settings, and with the views and row filters of a tenant if there are ``filters``."""
 
     def insert(self, table: str, rows: pa.Table) -> None:
         """Insert all rows or none (per partition); they are synced to disk when this returns."""
@@ -248,18 +251,27 @@ class ClientStore(ABC):
         """Return the settings of a tenant's reader, without its row filters."""
         if tenant == ALL_TENANTS:
             return dict(self._read_limits)
+        if not self._known_settings:
+            names = ", ".join(map(literal, (*_TENANT_SETTINGS, *_WITHOUT_INDEXES)))
+            self._known_settings = frozenset(str(name) for (name,) in self.select(_KNOWN_SETTINGS.format(names=names)))
         wanted = {**_TENANT_SETTINGS, **({} if uses_indexes else _WITHOUT_INDEXES)}
         # A version of ClickHouse without a setting has nothing that the setting turns off.
-        known = {str(name) for (name,) in self.select(_KNOWN_SETTINGS.format(names=", ".join(map(literal, wanted))))}
-        return {**self._read_limits, **{name: value for name, value in wanted.items() if name in known}}
+        return {**self._read_limits, **{name: value for name, value in wanted.items() if name in self._known_settings}}
 
-    def _filters(self, tenant: str) -> str:
+    def _tables_to_filter(self, state: tuple[Any, ...]) -> dict[str, bool]:
+        """Return Legato's tables in this state, and whether each has a tenant.
+
+        A table that is detached for its repair is not listed, and comes back: its view is listed.
+        """
+        if self._filtered_tables[0] != state:
+            views = {str(name) for (name,) in self.select(_VIEWS.format(own=literal(self._database)))}
+            columns = self.select(_TENANT_COLUMNS.format(databases=self._databases))
+            self._filtered_tables = state, {str(table): bool(has) for table, has in columns if table not in views}
+        return self._filtered_tables[1]
+
+    def _filters(self, tenant: str, tables: Mapping[str, bool]) -> str:
         """Return the value of ``additional_table_filters``: a tenant sees its own rows, and none of a table without tenants."""
         own = f"tenant = {quoted(tenant)}"
-        views = {str(name) for (name,) in self.select(_VIEWS.format(own=literal(self._database)))}
-        # Also of the tables that the tenant's views read: a table that is detached for its repair is not listed, and comes back.
-        columns = {str(table): has_tenant for table, has_tenant in self.select(_TENANT_COLUMNS.format(databases=self._databases))}
-        tables = {table: has_tenant for table, has_tenant in columns.items() if table not in views}
         rules = {f"{self._database}.{table}": own if has_tenant else "0" for table, has_tenant in tables.items()}
         rules.update(dict.fromkeys(_SYSTEM_TABLES, "0"))
         # A tenant also sees the objectives of all tenants: they apply to its streams.
@@ -281,9 +293,10 @@ class ClientStore(ABC):
         """Open a reading client. Its filters may lack a table that was made meanwhile, so it is used while the tables stay the same."""
         self._expect_open()
         state = self._state() if tenant != ALL_TENANTS else ()
+        filters = self._filters(tenant, self._tables_to_filter(state)) if tenant != ALL_TENANTS else ""
         try:
             with translated():
-                client = self._connect_reader(tenant, settings)
+                client = self._connect_reader(settings, filters)
         except StoreRefused as error:
             if error.code != _UNKNOWN_DATABASE:
                 raise
@@ -293,6 +306,7 @@ class ClientStore(ABC):
                 error.code,
             ) from error
         if tenant != ALL_TENANTS and self._state() != state:
+            self._filtered_tables = (), {}
             client.close()
             raise StoreUnavailable("the tables of the store have changed meanwhile: send the query again")
         self._filtered[id(client)] = state

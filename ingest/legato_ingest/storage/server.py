@@ -15,7 +15,6 @@ import clickhouse_connect
 from clickhouse_connect.driver.client import Client
 
 from legato_ingest.address import Address
-from legato_ingest.definitions import ALL_TENANTS
 from legato_ingest.storage.clients import ClientStore
 from legato_ingest.storage.store import PartFault, ReadLimits
 from legato_ingest.storage.watermark import now_ms
@@ -65,12 +64,10 @@ class ServerStore(ClientStore):
     def _connect(self) -> Client:
         return self._client({})
 
-    def _connect_reader(self, tenant: str, settings: Mapping[str, int | str]) -> Client:
+    def _connect_reader(self, settings: Mapping[str, int | str], filters: str) -> Client:
         # readonly = 2, not 1: HTTP sends settings with each request, which 1 forbids. A statement still cannot change data.
         own = {**settings, "readonly": 2}
-        if tenant == ALL_TENANTS:
-            return self._client(own)
-        return self._client({**own, "additional_table_filters": self._filters(tenant)}, self._tenant_database)
+        return self._client({**own, "additional_table_filters": filters}, self._tenant_database) if filters else self._client(own)
 
     def _client(self, settings: dict[str, int | str], database: str = "") -> Client:
         return clickhouse_connect.get_client(

@@ -38,8 +38,10 @@ time.sleep(60)
 
 
 def opened(path: pathlib.Path, ended: list[str], seconds: float = 30, size: int = 2**28) -> ProcessStore:
-    """Return a store in a new process."""
-    return ProcessStore(StoreProcess(path, LIMITS, read_seconds_max=seconds, read_bytes_max=size, ended=ended.append))
+    """Return a store in a new process. Readers of one tenant can use it."""
+    store = ProcessStore(StoreProcess(path, LIMITS, read_seconds_max=seconds, read_bytes_max=size, ended=ended.append))
+    store.command("CREATE DATABASE IF NOT EXISTS default_tenants")
+    return store
 
 
 @pytest.fixture
