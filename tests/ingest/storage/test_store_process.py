@@ -37,9 +37,9 @@ time.sleep(60)
 """
 
 
-def opened(path: pathlib.Path, ended: list[str], seconds: float = 30, size: int = 2**28) -> ProcessStore:
+def opened(path: pathlib.Path, ended: list[str], seconds: float = 30, size: int = 2**28, **limits: int) -> ProcessStore:
     """Return a store in a new process. Readers of one tenant can use it."""
-    store = ProcessStore(StoreProcess(path, LIMITS, read_seconds_max=seconds, read_bytes_max=size, ended=ended.append))
+    store = ProcessStore(StoreProcess(path, {**LIMITS, **limits}, read_seconds_max=seconds, read_bytes_max=size, ended=ended.append))
     store.command("CREATE DATABASE IF NOT EXISTS default_tenants")
     return store
 
@@ -197,8 +197,7 @@ def test_memory_of_statements_that_run_together_is_theirs(store: ProcessStore, e
 
 def test_memory_that_a_query_left_is_not_that_of_the_next(tmp_path: pathlib.Path, ended: list[str]) -> None:
     """Of queries that fail by the engine's limit. The engine would keep their memory for ten seconds, and the next query pay for it."""
-    limits, size = {**LIMITS, "max_memory_usage": 2**28}, 2**28
-    store = ProcessStore(StoreProcess(tmp_path / "store", limits, read_seconds_max=30, read_bytes_max=size, ended=ended.append))
+    store = opened(tmp_path / "store", ended, max_memory_usage=2**28)
     at_rest = anonymous_bytes(store._process.pid) or 0
     sql, errors = "SELECT length(groupArray(number)) FROM numbers(60000000)", list[StoreError]()
 
