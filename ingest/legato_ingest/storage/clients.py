@@ -6,12 +6,15 @@ knows no table of Legato; subclasses define how clients are opened.
 
 from __future__ import annotations
 
+import math
 import re
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -63,12 +66,17 @@ _TENANT_SETTINGS: Mapping[str, int] = {
     "query_plan_merge_filters": 0,
     "enable_join_runtime_filters": 0,
     "output_format_write_statistics": 0,
+    # What is skipped by values of all tenants: a condition that fails on the tenant's own row fails unless the row's granule is skipped.
+    # The primary key begins with the tenant, so it skips by the tenant's own values.
+    "use_skip_indexes": 0,
+    "use_partition_pruning": 0,
+    "use_partition_minmax_for_primary_key_pruning": 0,
+    "use_statistics_for_part_pruning": 0,
+    "use_query_condition_cache": 0,
 }
-# To find the granules to read, ClickHouse evaluates a condition on values that an index or a part has of all tenants. Without, it does so
-# on the tenant's rows alone.
-_WITHOUT_INDEXES: Mapping[str, int] = dict.fromkeys(
-    ("use_primary_key", "use_skip_indexes", "use_partition_pruning", "use_statistics_for_part_pruning"), 0
-)
+# Where a granule has rows of two tenants, the primary key evaluates a condition on a value of the other one, which may fail.
+_AGAIN_SETTINGS: Mapping[str, int] = {"use_primary_key": 0}
+_TIME_LIMIT, _AGAIN_S_MIN = "max_execution_time", 1
 _KNOWN_SETTINGS = "SELECT name FROM system.settings WHERE name IN ({names})"
 # Idle reading clients over all tenants. Each takes about 1 MB.
 _IDLE_READERS_MAX = 16
@@ -91,8 +99,7 @@ class ClientStore(ABC):
         self._database, self._tenant_database = database, tenant_views.database_of(database)
         self._databases = f"{literal(self._database)}, {literal(self._tenant_database)}"
         self._read_limits = dict(read_limits or {})
-        # By tenant, and by whether their statements use indexes.
-        self._readers: OrderedDict[tuple[str, bool], list[Client]] = OrderedDict()
+        self._readers: OrderedDict[str, list[Client]] = OrderedDict()
         self._reading_lock = threading.Lock()
         # By id of a reading client: the state of the tables when the client's row filters were made.
         self._filtered: dict[int, tuple[Any, ...]] = {}
@@ -145,18 +152,24 @@ class ClientStore(ABC):
 
     def query_bytes(self, sql: str, params: Mapping[str, str] | None = None, fmt: str = "TabSeparated", tenant: str = ALL_TENANTS) -> bytes:
         """Return the result of a reader's query in a ClickHouse format, limited to the rows of ``tenant``."""
+        began_s = time.monotonic()
         try:
-            return self._query_bytes(sql, params, fmt, tenant)
+            with self._reader(tenant) as reader:
+                return self._result(reader, sql, params, fmt, tenant)
         except StoreRefused as error:
             if tenant == ALL_TENANTS or error.code in _OF_STATEMENTS:
                 raise
-            # Perhaps a condition failed on a value of another tenant, which an index has.
-            return self._query_bytes(sql, params, fmt, tenant, uses_indexes=False)
+            first = error
+        # Perhaps it failed on a value of another tenant, which the primary key has. Both runs together have the time of one.
+        try:
+            with self._reader_again(tenant, time.monotonic() - began_s) as reader:
+                return self._result(reader, sql, params, fmt, tenant)
+        except StoreUnavailable:
+            raise first from None
 
-    def _query_bytes(self, sql: str, params: Mapping[str, str] | None, fmt: str, tenant: str, *, uses_indexes: bool = True) -> bytes:
-        with self._reader(tenant, uses_indexes) as reader, _without_values(tenant), self._errors():
-            result = reader.raw_query(sql, parameters=dict(params or {}), fmt=fmt)
-        return bytes(result)
+    def _result(self, reader: Client, sql: str, params: Mapping[str, str] | None, fmt: str, tenant: str) -> bytes:
+        with _without_values(tenant), self._errors():
+            return bytes(reader.raw_query(sql, parameters=dict(params or {}), fmt=fmt))
 
     def make_tenant_views(self) -> None:
         """Make the views that readers of one tenant see, where they are missing or differ from Legato's tables."""
@@ -207,32 +220,44 @@ class ClientStore(ABC):
                 raise
 
     @contextmanager
-    def _reader(self, tenant: str, uses_indexes: bool) -> Iterator[Client]:
+    def _reader(self, tenant: str) -> Iterator[Client]:
         """A reading client of this tenant, from the pool or new."""
         if not self._reading:
             raise StoreUnavailable("the server is stopping")
         with self._reading_lock:
-            idle = self._readers.get((tenant, uses_indexes))
+            idle = self._readers.get(tenant)
             reader = idle.pop() if idle else None
         if reader is not None and tenant != ALL_TENANTS and not self._is_filtered(reader):
             self._drop(reader)
             reader = None
         if reader is None:
-            reader = self._open_reader(tenant, self._reader_settings(tenant, uses_indexes))
+            reader = self._open_reader(tenant, self._reader_settings(tenant))
         try:
             yield reader
         except BaseException:
             # For the same reason as in `_write`.
             self._drop(reader)
             raise
-        for unwanted in self._keep((tenant, uses_indexes), reader):
+        for unwanted in self._keep(tenant, reader):
             self._drop(unwanted)
 
-    def _keep(self, key: tuple[str, bool], reader: Client) -> list[Client]:
+    @contextmanager
+    def _reader_again(self, tenant: str, taken_s: float) -> Iterator[Client]:
+        """A new reading client of this tenant that uses no primary key, with the time that a first run has left."""
+        settings = self._reader_settings(tenant, _AGAIN_SETTINGS)
+        if _TIME_LIMIT in settings:
+            settings[_TIME_LIMIT] = max(_AGAIN_S_MIN, int(settings[_TIME_LIMIT]) - math.ceil(taken_s))
+        reader = self._open_reader(tenant, settings)
+        try:
+            yield reader
+        finally:
+            self._drop(reader)
+
+    def _keep(self, tenant: str, reader: Client) -> list[Client]:
         """Put a client into the pool. Return the clients that are too many now, of the tenants that queried least recently."""
         with self._reading_lock:
-            self._readers.setdefault(key, []).append(reader)
-            self._readers.move_to_end(key)
+            self._readers.setdefault(tenant, []).append(reader)
+            self._readers.move_to_end(tenant)
             unwanted = []
             while sum(map(len, self._readers.values())) > _IDLE_READERS_MAX:
                 oldest = next(iter(self._readers))
@@ -247,14 +272,14 @@ class ClientStore(ABC):
             state = reader.query(_TABLES_STATE.format(databases=self._databases)).result_rows[0]
             return tuple(state) == self._filtered.get(id(reader))
 
-    def _reader_settings(self, tenant: str, uses_indexes: bool) -> dict[str, int | str]:
+    def _reader_settings(self, tenant: str, more: Mapping[str, int] = MappingProxyType({})) -> dict[str, int | str]:
         """Return the settings of a tenant's reader, without its row filters."""
         if tenant == ALL_TENANTS:
             return dict(self._read_limits)
         if not self._known_settings:
-            names = ", ".join(map(literal, (*_TENANT_SETTINGS, *_WITHOUT_INDEXES)))
+            names = ", ".join(map(literal, (*_TENANT_SETTINGS, *_AGAIN_SETTINGS)))
             self._known_settings = frozenset(str(name) for (name,) in self.select(_KNOWN_SETTINGS.format(names=names)))
-        wanted = {**_TENANT_SETTINGS, **({} if uses_indexes else _WITHOUT_INDEXES)}
+        wanted = {**_TENANT_SETTINGS, **more}
         # A version of ClickHouse without a setting has nothing that the setting turns off.
         return {**self._read_limits, **{name: value for name, value in wanted.items() if name in self._known_settings}}
 

@@ -67,10 +67,8 @@ def statements(own: str, columns: Iterable[Column], made: Mapping[str, str]) -> 
     on = " ON CLUSTER '{cluster}'" if any(f"{table}_local" in tables for table in tables) else ""
     found = []
     for table, own_columns in tables.items():
-        for name, final in ((table, False), (f"{table}{FINAL_VIEW}", True)):
-            if final and not _merges(own_columns[0].engine):
-                continue
-            statement = _statement(own, name, own_columns, on, is_final=final)
+        for name, final in ((table, ""), (f"{table}{FINAL_VIEW}", " FINAL" if _merges(own_columns[0].engine) else "")):
+            statement = _statement(own, name, own_columns, on, final)
             sha256 = hashlib.sha256(statement.encode()).hexdigest()
             if made.get(name) != sha256:
                 found.append(f"{statement} COMMENT {literal(sha256)}")
@@ -82,9 +80,9 @@ def _merges(engine: str) -> bool:
     return "Replacing" in engine or engine == "Distributed"
 
 
-def _statement(own: str, name: str, columns: Sequence[Column], on: str, *, is_final: bool) -> str:
+def _statement(own: str, name: str, columns: Sequence[Column], on: str, final: str) -> str:
     listed = ", ".join(f"{_name(column.name)} {plain_type(column.type)} COMMENT {literal(column.comment)}" for column in columns)
-    source = f"{_name(own)}.{_name(columns[0].table)}{' FINAL' if is_final else ''}"
+    source = f"{_name(own)}.{_name(columns[0].table)}{final}"
     return f"CREATE OR REPLACE VIEW {_name(database_of(own))}.{_name(name)}{on} ({listed}) AS SELECT * FROM {source}"
 
 

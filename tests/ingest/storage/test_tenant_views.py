@@ -40,13 +40,16 @@ def test_a_type_that_does_not_end_is_an_error() -> None:
 
 def test_only_what_differs_is_made() -> None:
     """The hash of a statement is the comment of its view. A view that Legato's database has no table for is left."""
-    database, rows, merged, shown = statements("own", COLUMNS, {})
+    database, rows, merged, shown, shown_merged = statements("own", COLUMNS, {})
     assert database == "CREATE DATABASE IF NOT EXISTS `own_tenants`"
     listed = "(`tenant` String COMMENT 'it\\'s', `at` DateTime64(9, 'UTC') COMMENT '')"
     assert rows.startswith(f"CREATE OR REPLACE VIEW `own_tenants`.`rows` {listed} AS SELECT * FROM `own`.`rows` COMMENT '")
     assert merged.startswith(f"CREATE OR REPLACE VIEW `own_tenants`.`rows_final` {listed} AS SELECT * FROM `own`.`rows` FINAL COMMENT '")
     assert "`shown` (`tenant` String COMMENT '') AS SELECT * FROM `own`.`shown` COMMENT '" in shown
-    made = {"rows": rows[-65:-1], "rows_final": merged[-65:-1], "shown": shown[-65:-1]}
+    # A view over a view has no rows to merge.
+    assert "`shown_final` (`tenant` String COMMENT '') AS SELECT * FROM `own`.`shown` COMMENT '" in shown_merged
+    all_made = {"rows": rows, "rows_final": merged, "shown": shown, "shown_final": shown_merged}
+    made = {name: statement[-65:-1] for name, statement in all_made.items()}
     assert statements("own", COLUMNS, made) == statements("own", COLUMNS, {**made, "gone": "x"}) == []
     assert statements("own", COLUMNS, {**made, "shown": "old"}) == [database, shown]
 
@@ -60,6 +63,7 @@ def test_on_a_cluster_every_replica_has_the_views() -> None:
         "CREATE OR REPLACE VIEW `own_tenants`.`rows` ON CLUSTER '{cluster}'",
         "CREATE OR REPLACE VIEW `own_tenants`.`rows_final` ON CLUSTER '{cluster}'",
         "CREATE OR REPLACE VIEW `own_tenants`.`rows_local` ON CLUSTER '{cluster}'",
+        "CREATE OR REPLACE VIEW `own_tenants`.`rows_local_final` ON CLUSTER '{cluster}'",
     ]
 
 
