@@ -225,11 +225,11 @@ def test_an_index_shows_no_value_by_an_error(shared: Store, column: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("of_the_bank", "of_nobody"),
+    ("of_the_bank", "of_none"),
     [
-        ("response_id = 'of-the-bank'", "response_id = 'of-nobody'"),
-        ("response_id IN ('a', 'of-the-bank')", "response_id IN ('a', 'of-nobody')"),
-        ("trace_id = CAST('of-the-bank' AS FixedString(16))", "trace_id = CAST('of-nobody' AS FixedString(16))"),
+        ("response_id = 'of-the-bank'", "response_id = 'of-none'"),
+        ("response_id IN ('a', 'of-the-bank')", "response_id IN ('a', 'of-none')"),
+        ("trace_id = CAST('of-the-bank' AS FixedString(16))", "trace_id = CAST('of-none' AS FixedString(16))"),
         ("received_at > '2025-01-01 15:00:00'", "received_at > '2025-01-01 21:00:00'"),
         ("start_time > '2025-01-01 15:00:00'", "start_time > '2025-01-01 21:00:00'"),
         ("duration_ns > 987654320", "duration_ns > 987654321"),
@@ -237,7 +237,7 @@ def test_an_index_shows_no_value_by_an_error(shared: Store, column: str) -> None
     ],
 )
 @pytest.mark.parametrize("table", ["stream_revs", "streams", "stream_revs FINAL"])
-def test_no_index_skips_a_row_by_values_of_other_tenants(shared: Store, table: str, of_the_bank: str, of_nobody: str) -> None:
+def test_no_index_skips_a_row_by_values_of_other_tenants(shared: Store, table: str, of_the_bank: str, of_none: str) -> None:
     """A condition that fails on each row of the shop fails whatever the bank has: no index of the rows of both skips the shop's."""
     shared.command(
         "INSERT INTO stream_revs (tenant, trace_id, start_time, received_at, response_id, duration_ns, client_port, service_name) "
@@ -248,7 +248,7 @@ def test_no_index_skips_a_row_by_values_of_other_tenants(shared: Store, table: s
     )
     shared.command("OPTIMIZE TABLE stream_revs FINAL")
     failed = []
-    for condition in (of_the_bank, of_nobody):
+    for condition in (of_the_bank, of_none):
         statement = f"SELECT count() FROM {table} WHERE throwIf(service_name != '') = 0 AND {condition}"
         with pytest.raises(StoreError) as raised:
             answer(shared, statement)
