@@ -60,14 +60,18 @@ class _Engine:
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
-    def handle(self, settings: Mapping[str, str]) -> Iterator[Client]:
-        """Yield a handle with these settings. After a failure the handle is closed, as it keeps the partial output of the failed query."""
-        key = frozenset(settings.items())
+    def handle(self, settings: Mapping[str, str], database: str) -> Iterator[Client]:
+        """Yield a handle with these settings in this database.
+
+        After a failure the handle is closed, as it keeps the partial output of the failed query.
+        """
+        key = frozenset({**settings, "database": database}.items())
         with self._lock:
             idle = self._idle.setdefault(key, [])
             client = idle.pop() if idle else None
         if client is None:
             client = clickhouse_connect.get_client(interface="chdb", path=str(self._folder))
+            client.command(f"USE `{database}`")
             for name, value in sorted(settings.items(), key=lambda each: each[0] == "readonly"):
                 client.command(f"SET {name} = {value if value[:1] == '{' else repr(value)}")
         try:
@@ -78,10 +82,10 @@ class _Engine:
         with self._lock:
             idle.append(client)
 
-    def run(self, sql: str, data: bytes, settings: Mapping[str, str], parameters: Mapping[str, Any]) -> bytes:
-        """Run a statement and return its result in the format that the statement names (default TabSeparated)."""
+    def run(self, sql: str, data: bytes, settings: Mapping[str, str], database: str, parameters: Mapping[str, Any]) -> bytes:
+        """Run a statement in a database and return its result in the format that the statement names (default TabSeparated)."""
         insert = _INSERT.fullmatch(sql)
-        with self.handle(settings) as client:
+        with self.handle(settings, database) as client:
             if insert and data:
                 with tempfile.NamedTemporaryFile() as file:
                     file.write(data)
@@ -123,7 +127,8 @@ def create_app(folder: pathlib.Path) -> FastAPI:
         settings = {name: value for name, value in given.items() if not _NO_SETTINGS.fullmatch(name)}
         parameters = {name.removeprefix("param_"): _Encoded(value) for name, value in given.items() if name.startswith("param_")}
         try:
-            result = await anyio.to_thread.run_sync(engine.run, sql, body, settings, parameters)
+            database = given.get("database") or "default"
+            result = await anyio.to_thread.run_sync(engine.run, sql, body, settings, database, parameters)
         except ClickHouseError as error:
             found = _CODE.search(str(error))
             code = found.group(1) if found else "0"
