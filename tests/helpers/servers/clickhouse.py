@@ -18,6 +18,7 @@ import httpx
 
 from helpers.servers.ports import free_port
 from helpers.servers.stores import copy_migrated
+from legato_ingest.storage.tenant_views import database_of
 
 __all__ = ["Server", "clickhouse"]
 
@@ -74,6 +75,7 @@ def _database(given: str) -> Iterator[Server]:
             yield Server(f"clickhouse://{user}@{parts.hostname}:{port}/{name}", password, f"http://{parts.hostname}:{port}")
         finally:
             client.command(f"DROP DATABASE {name}")
+            client.command(f"DROP DATABASE IF EXISTS {database_of(name)}")
 
 
 def _await(url: str, process: subprocess.Popen[bytes]) -> None:

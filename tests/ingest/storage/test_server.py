@@ -134,6 +134,7 @@ def test_a_server_that_was_down_is_used_again(tmp_path: pathlib.Path) -> None:
     with clickhouse(tmp_path / "one", port) as running:
         opened = open_store(load(store=running.store, store_password=running.password))
         opened.command("CREATE TABLE t (a UInt8) ENGINE = MergeTree ORDER BY a")
+        opened.make_tenant_views()
     for _ in range(3):
         with pytest.raises(StoreUnavailable):
             opened.select("SELECT 1")
