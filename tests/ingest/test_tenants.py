@@ -255,7 +255,7 @@ def test_handles_are_never_shared_between_tenants(filled: Endpoints, store: Stor
 
 
 def test_a_table_that_is_created_later_is_filtered(filled: Endpoints, store: Store) -> None:
-    """Handles that were opened before a table existed are not used to read it. Until it is made for tenants, they do not have it."""
+    """Handles that were opened before a table existed are not used to read it. Readers of one tenant have it when its view is made."""
     assert filled.query("SELECT 1", "shop") == "1"
     store.command("CREATE TABLE later (tenant String, x UInt8) ENGINE = MergeTree ORDER BY x")
     try:

@@ -98,6 +98,7 @@ class ClientStore(ABC):
     def __init__(self, read_limits: ReadLimits | None, database: str) -> None:
         self._database, self._tenant_database = database, tenant_views.database_of(database)
         self._databases = f"{literal(self._database)}, {literal(self._tenant_database)}"
+        self._state_sql = _TABLES_STATE.format(databases=self._databases)
         self._read_limits = dict(read_limits or {})
         self._readers: OrderedDict[str, list[Client]] = OrderedDict()
         self._reading_lock = threading.Lock()
@@ -269,8 +270,7 @@ class ClientStore(ABC):
     def _is_filtered(self, reader: Client) -> bool:
         """Return whether the tables are those that the client's filters were made for; another process may have created one since."""
         with translated():
-            state = reader.query(_TABLES_STATE.format(databases=self._databases)).result_rows[0]
-            return tuple(state) == self._filtered.get(id(reader))
+            return tuple(reader.query(self._state_sql).result_rows[0]) == self._filtered.get(id(reader))
 
     def _reader_settings(self, tenant: str, more: Mapping[str, int] = MappingProxyType({})) -> dict[str, int | str]:
         """Return the settings of a tenant's reader, without its row filters."""
@@ -291,7 +291,8 @@ class ClientStore(ABC):
         if self._filtered_tables[0] != state:
             views = {str(name) for (name,) in self.select(_VIEWS.format(own=literal(self._database)))}
             columns = self.select(_TENANT_COLUMNS.format(databases=self._databases))
-            self._filtered_tables = state, {str(table): bool(has) for table, has in columns if table not in views}
+            tables = {str(table): bool(has) for table, has in columns if not str(table).endswith(tenant_views.FINAL_VIEW)}
+            self._filtered_tables = state, {table: has for table, has in tables.items() if table not in views}
         return self._filtered_tables[1]
 
     def _filters(self, tenant: str, tables: Mapping[str, bool]) -> str:
@@ -312,7 +313,7 @@ class ClientStore(ABC):
         return self._added(client)
 
     def _state(self) -> tuple[Any, ...]:
-        return tuple(self.select(_TABLES_STATE.format(databases=self._databases))[0])
+        return tuple(self.select(self._state_sql)[0])
 
     def _open_reader(self, tenant: str, settings: Mapping[str, int | str]) -> Client:
         """Open a reading client. Its filters may lack a table that was made meanwhile, so it is used while the tables stay the same."""
