@@ -27,6 +27,7 @@ __all__ = [
     "NETWORK_PATH",
     "PARTS",
     "REPLAYABLE",
+    "RESPONSES_MAX",
     "STEP_PARTS",
     "UNEXPLAINED",
     "Cause",
@@ -35,6 +36,9 @@ __all__ = [
     "index_of",
     "sql_list",
 ]
+
+RESPONSES_MAX = 16
+"""A verdict names so many requests behind its root-cause step at most, as each stall repeats them. With so many there may be more."""
 
 Confidence = Literal["proven", "strong", "likely", "possible", "unknown"]
 """How sure a verdict is, from the surest to the least sure; docs/concepts.md defines the levels."""

@@ -1,4 +1,4 @@
-"""Several instances of `legato serve` on one ClickHouse server: no row counts twice, one instance runs the jobs, another takes over."""
+"""Several instances of `legato serve` on one ClickHouse server: no row counts twice, they divide the attribution, another takes over."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from helpers.servers.serving import legato, serving
 from helpers.servers.waiting import until
 
 HEADERS = {"content-type": "application/x-protobuf"}
-BODIES, STREAMS, PAIRS = 24, 20, 30
+BODIES, STREAMS, PAIRS, MORE = 24, 20, 30, 4
 OTHERS = "(service_name != 'pairs')"
+PARTS = "SELECT uniqExact(shards) FROM attribution_runs WHERE bitCount(shards) = 32"
 FAST = {"LEGATO_ATTRIBUTE_EVERY_S": "1", "LEGATO_ATTRIBUTE_GRACE_S": "1", "LEGATO_ROLLUP_EVERY_S": "1"}
 
 
@@ -45,7 +46,13 @@ def pair_of(rng: random.Random) -> tuple[bytes, bytes]:
     return own.SerializeToString(), other.SerializeToString()
 
 
-def test_several_instances_write_and_one_runs_the_jobs(tmp_path: pathlib.Path) -> None:
+def metric(port: int, name: str) -> float:
+    """The value of a metric without labels."""
+    text = httpx.get(f"http://127.0.0.1:{port}/metrics").text
+    return next(float(line.split()[1]) for line in text.splitlines() if line.startswith(f"{name} "))
+
+
+def test_several_instances_write_and_divide_the_work(tmp_path: pathlib.Path) -> None:
     """Both instances get the same bodies, some of them twice: each stream counts once, also in rollups. Then the active one is killed."""
     rng = random.Random(3)
     bodies = [body_of(rng) for _ in range(BODIES)]
@@ -88,25 +95,31 @@ def test_several_instances_write_and_one_runs_the_jobs(tmp_path: pathlib.Path) -
             return minutes == [[str(streams)]] and verdicts == [[str(streams)] * 2]
 
         until(lambda: counted(BODIES * STREAMS), 60)
-        acting = "SELECT holder FROM leases FINAL WHERE acting AND seen_at > now64(3) - INTERVAL 30 SECOND"
-        assert len(query(acting)) == 1
+        acting = "SELECT holder FROM leases FINAL WHERE lease = '{}' AND acting AND seen_at > now64(3) - INTERVAL 30 SECOND"
+        assert len(query(acting.format("work"))) == 1 and len(query(acting.format("attribution"))) == 2
         assert query("SELECT count() FROM writers FINAL") == [["2"]]
 
         until(lambda: query(responses) == [[str(PAIRS)]], 60)
 
-        # The active instance is the one with attribution runs in its metrics. After it is killed, the other one continues its work.
-        lags = [httpx.get(f"http://127.0.0.1:{otlp}/metrics").text for otlp, _ in ports]
-        active = next(of for of in range(2) if "legato_sweep_seconds_count 0.0" not in lags[of])
+        # Both judge, and the rollups of the one that holds the lease have the verdicts of both.
+        until(lambda: query(PARTS) == [["2"]], 60)
+        send(0, [body_of(rng) for _ in range(MORE)])
+        until(lambda: counted((BODIES + MORE) * STREAMS), 60)
+        until(lambda: query("SELECT sum(stalls) FROM stall_minutes FINAL") == [[str((BODIES + MORE) * STREAMS)]], 60)
+        assert all(metric(port, "legato_verdicts_total") > 0 for port, _ in ports)
+        active = next(of for of in range(2) if metric(ports[of][0], "legato_rolled_minutes_total"))
         standby = 1 - active
-        assert "legato_sweep_seconds_count 0.0" in lags[standby]
+        assert metric(ports[standby][0], "legato_rolled_minutes_total") == 0
+
+        # After it is killed, the other one continues its work.
         processes[active].kill()
         processes[active].wait()
         send(standby, [body_of(rng)])
-        until(lambda: counted((BODIES + 1) * STREAMS, standby), 90)
-        assert len({holder for (holder,) in query(acting, standby)}) == 1
+        until(lambda: counted((BODIES + MORE + 1) * STREAMS, standby), 90)
+        assert len(query(acting.format("work"), standby)) == len(query(acting.format("attribution"), standby)) == 1
         # Commands query the ClickHouse server directly: a shared store has no lock file.
         status = legato("schema", "status", "--json", environ=environs[standby])
         assert status.returncode == 0 and '"applied": false' not in status.stdout
         again = legato("rollup", "--since", "1h", environ=environs[standby])
         assert again.returncode == 0, again.stderr
-        assert counted((BODIES + 1) * STREAMS, standby)
+        assert counted((BODIES + MORE + 1) * STREAMS, standby)

@@ -17,8 +17,8 @@ from typing import IO
 
 from legato_ingest.attribution.judging import Judged, judged_rows
 from legato_ingest.attribution.model.judge import Evidence, Thresholds
-from legato_ingest.attribution.model.vantage import Stream
 from legato_ingest.child_process import pipes, read, start, write
+from legato_ingest.definitions import by_tenant
 from legato_ingest.errors import StoreUnavailable
 
 __all__ = ["JudgingProcess"]
@@ -139,9 +139,7 @@ def _singles(groups: Sequence[Evidence]) -> list[list[Evidence]]:
     if len(groups) > 1:
         return [[evidence] for evidence in groups]
     (evidence,) = groups
-    tenants: dict[str, list[Stream]] = {}
-    for stream in evidence.streams:
-        tenants.setdefault(stream.tenant, []).append(stream)
+    tenants = by_tenant(evidence.streams)
     if len(tenants) > 1:
         return [[replace(evidence, streams=streams)] for streams in tenants.values()]
     half = len(evidence.streams) // 2

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from legato_ingest.attribution.judging import Judging, judged_rows
+from legato_ingest.attribution.judging import Judged, Judging, judged_rows
 from legato_ingest.attribution.load.due import Due
 from legato_ingest.attribution.load.evidence import load_evidence
 from legato_ingest.attribution.load.streams import Most, slices_of, streams_in
@@ -17,10 +17,11 @@ from legato_ingest.attribution.load.superseded import superseded_stalls
 from legato_ingest.attribution.model.judge import Thresholds
 from legato_ingest.attribution.model.vantage import Stream
 from legato_ingest.attribution.verdict_rows import withdrawn_rows
+from legato_ingest.definitions import by_tenant
 from legato_ingest.errors import StoreUnavailable
 from legato_ingest.storage import Store
 
-__all__ = ["RunResult", "attribute", "attribute_open"]
+__all__ = ["RunResult", "attribute", "attribute_streams", "withdraw"]
 
 # What is in memory at once.
 _MOST = Most(streams=4_000, bytes=2**29)
@@ -55,22 +56,16 @@ def attribute(
     """
     result = RunResult()
     gap_us = thresholds.gap_ns // 1000
-    result.verdicts += _withdraw(store, due, judged_at_ns)
+    result.verdicts += withdraw(store, due, judged_at_ns)
     for each in slices_of(store, due, gap_us, _MOST):
         if stopping():
             break
         for streams in streams_in(store, each, gap_us, _MOST):
-            try:
-                result.add(_attribute_batch(store, streams, thresholds, judged_at_ns, failed, judging))
-            except StoreUnavailable:
-                raise
-            except Exception as error:
-                # The error would occur again in every run, and must not keep later streams from being judged.
-                failed(error)
+            result.add(attribute_streams(store, streams, thresholds, judged_at_ns, failed, judging))
     return result
 
 
-def attribute_open(
+def attribute_streams(
     store: Store,
     streams: Sequence[Stream],
     thresholds: Thresholds,
@@ -78,19 +73,28 @@ def attribute_open(
     failed: Callable[[Exception], None],
     judging: Judging = judged_rows,
 ) -> RunResult:
-    """Judge the present gaps of running streams (``load.open_stalls``). ``failed`` and errors are as in ``attribute``."""
-    if not streams:
-        return RunResult()
-    try:
-        return _attribute_batch(store, streams, thresholds, judged_at_ns, failed, judging)
-    except StoreUnavailable:
-        raise
-    except Exception as error:
-        failed(error)
-        return RunResult()
+    """Judge these streams; if that fails, those of each tenant apart: the streams of one cost no other its verdicts.
+
+    The error would occur again in every run, and must not keep other streams from being judged. ``failed`` and errors are as in
+    ``attribute``.
+    """
+    result, left = RunResult(), [streams] if streams else []
+    while left:
+        batch = left.pop()
+        try:
+            result.add(_write(store, judging(load_evidence(store, batch), thresholds, judged_at_ns), failed))
+        except StoreUnavailable:
+            raise
+        except Exception as error:
+            tenants = by_tenant(batch)
+            if len(tenants) > 1:
+                left += tenants.values()
+            else:
+                failed(error)
+    return result
 
 
-def _withdraw(store: Store, due: Due, judged_at_ns: int) -> int:
+def withdraw(store: Store, due: Due, judged_at_ns: int) -> int:
     """Withdraw the verdicts on stalls that others replace (``load.superseded``), and return their number.
 
     It precedes the verdicts on the client's stalls, so no stall is counted twice.
@@ -102,16 +106,8 @@ def _withdraw(store: Store, due: Due, judged_at_ns: int) -> int:
     return withdrawn
 
 
-def _attribute_batch(
-    store: Store,
-    streams: Sequence[Stream],
-    thresholds: Thresholds,
-    judged_at_ns: int,
-    failed: Callable[[Exception], None],
-    judging: Judging,
-) -> RunResult:
-    """Load the evidence about some streams, judge it, and write the rows. Counterfactuals come first: alone they do not count."""
-    judged = judging(load_evidence(store, streams), thresholds, judged_at_ns)
+def _write(store: Store, judged: Judged, failed: Callable[[Exception], None]) -> RunResult:
+    """Write the rows of a judgement. Counterfactuals come first: alone they do not count."""
     for error in judged.errors:
         failed(error)
     store.insert("replays", judged.counterfactuals)

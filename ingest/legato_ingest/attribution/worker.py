@@ -2,8 +2,8 @@
 
 It follows the times of receipt: a run judges what was received since the last run and long enough ago for the other vantages to have
 followed, and again the earlier streams that evidence has arrived about, however late. The progress is a row in the store, so a restarted
-process continues there. The worker has its own handle of the store and delays no acknowledgement. Only the process that holds the lock of
-the store runs it.
+process continues there. The worker has a separate handle of the store and delays no acknowledgement. Instances that share a server divide
+the streams, and each records the progress of its part.
 """
 
 from __future__ import annotations
@@ -12,16 +12,23 @@ import logging
 import time
 from collections.abc import Callable
 
+from legato_ingest.attribution.halves import by_halves
 from legato_ingest.attribution.judging import Judging, judged_rows
-from legato_ingest.attribution.load.due import ClockOffsets, Due, due_by_evidence, due_by_receipt, joined
-from legato_ingest.attribution.load.open_stalls import open_stalls
+from legato_ingest.attribution.load.due import Due, due_by_evidence, due_by_receipt, joined
+from legato_ingest.attribution.load.learned_offsets import LearnedOffsets
+from legato_ingest.attribution.load.open_stalls import open_stalls, small_and_large
+from legato_ingest.attribution.load.streams import Size, sizes_of, slices_of
 from legato_ingest.attribution.model.judge import Thresholds
-from legato_ingest.attribution.run import RunResult, attribute, attribute_open
+from legato_ingest.attribution.model.vantage import Stream
+from legato_ingest.attribution.run import RunResult, attribute, attribute_streams, withdraw
+from legato_ingest.attribution.turns import TURN, Turns, only
 from legato_ingest.columns import NS_MAX
 from legato_ingest.metrics import Metrics
-from legato_ingest.periodic import PeriodicWorker, always, record_run
+from legato_ingest.periodic import PeriodicWorker, record_run
 from legato_ingest.settings import Settings
 from legato_ingest.storage import Store
+from legato_ingest.storage.judged import ALL_SHARDS, judged_until_ms
+from legato_ingest.storage.sql import quoted
 from legato_ingest.storage.watermark import Watermark, now_ms
 
 __all__ = ["AttributionWorker"]
@@ -29,14 +36,24 @@ __all__ = ["AttributionWorker"]
 _log = logging.getLogger("legato")
 # While nothing was inserted, the worker looks again after this share of its interval.
 _IDLE_SHARE = 0.2
+# In each run the tenants that are aside have turns for so long, and the one that began in this time ends.
+_TURNS_S = 4.0
+# The progress of some shards is recorded this often, also without streams.
+_RECORD_MS = 15_000
+
+
+def all_shards() -> int:
+    """Return all shards: the share of an instance that judges alone."""
+    return ALL_SHARDS
 
 
 class AttributionWorker(PeriodicWorker[RunResult]):
     """Judges streams periodically. Owns ``store``, a separate handle. Without ``start()`` it runs only when ``step()`` is called.
 
     ``received_ms`` returns the time until which everything received is in the store. Verdicts get times later than ``after_ms``.
-    ``judging`` judges evidence, in this process or in another. ``stamp_after`` returns the time of the first insert later than a time, if
-    no other process inserts; then a run begins when that insert's streams have settled, and none while nothing was inserted.
+    ``shards`` returns the set of shards to judge (``load.shards``). ``judging`` judges evidence, in this process or in another.
+    ``stamp_after`` returns the time of the first insert later than a time, if no other process inserts; then a run begins when that
+    insert's streams have settled, and none while nothing was inserted.
     """
 
     def __init__(
@@ -46,22 +63,25 @@ class AttributionWorker(PeriodicWorker[RunResult]):
         metrics: Metrics,
         received_ms: Callable[[], int] = now_ms,
         after_ms: int = 0,
-        my_turn: Callable[[], bool] = always,
+        shards: Callable[[], int] = all_shards,
         judging: Judging = judged_rows,
         stamp_after: Callable[[int], int | None] | None = None,
     ) -> None:
         lag, every_s = metrics.attribution_lag_seconds, settings.attribute_every_s
-        super().__init__("attribute", store, every_s, metrics, my_turn=my_turn, delay_s=self._delay_s, lag=lag)
+        super().__init__("attribute", store, every_s, metrics, my_turn=lambda: shards() != 0, delay_s=self._delay_s, lag=lag)
         self._stamp_after, self._every_s = stamp_after, every_s
         self._store, self._metrics = store, metrics
         self._thresholds = Thresholds(settings.stall_ms, settings.stall_excess_ms)
         self._settle_ms = int(settings.attribute_grace_s * 1000)
-        self._received_ms, self._judging = received_ms, judging
-        self._clocks = ClockOffsets()
+        self._received_ms, self._judging, self._shards_now = received_ms, judging, shards
+        self._shards = ALL_SHARDS
+        self._clocks = LearnedOffsets()
         # Rows of an earlier process have no stamp in this one: until a run has covered this time, runs follow each other at the interval.
         self._began_ms, self._is_current = store.clock_ms(), False
         # The time of receipt up to which the last run saw all evidence; after a restart unknown, and then that of its streams counts.
         self._seen_ms = 0
+        # Tenants with much to judge, and until when the streams of the others are judged.
+        self._turns, self._since_ms = Turns(), 0
         self._watermark = Watermark(after_ms, store.clock_ms)
 
     def judged_ms(self) -> int:
@@ -69,25 +89,51 @@ class AttributionWorker(PeriodicWorker[RunResult]):
         return self._watermark.reached_ms()
 
     def _run(self) -> RunResult:
-        """Judge what has become ready since the last run."""
+        """Judge what has become ready since the last run. After an error the next run begins at the recorded progress."""
+        try:
+            return self._run_on()
+        except BaseException:
+            # What the run has noted in memory may rest on rows that it did not see: its record verifies the store first.
+            self._turns.clear()
+            self._since_ms = self._seen_ms = 0
+            raise
+
+    def _run_on(self) -> RunResult:
         started = time.monotonic()
-        since, seen = self._judged_until(), self._received_ms()
+        self._take(self._shards_now())
+        if not self._shards:
+            return RunResult()
+        recorded, seen = judged_until_ms(self._store, self._shards), self._received_ms()
+        had_turns = bool(self._turns)
+        since = max(recorded, self._since_ms) if had_turns else recorded
         until = min(seen, self._settled_ms(seen))
-        result = RunResult()
+        result, any_due = RunResult(), False
         if until > since:
-            due = self._due(since, until, seen)
-            for each in due:
-                result.add(self._attribute(each))
-            result.add(self._attribute_open(max(since, self._seen_ms), seen))
-            if (due or since == 0) and not self.stopping:
-                counts = {"streams": result.streams, "verdicts": result.verdicts}
-                record_run(self._store, "attribution_runs", {"until": until}, counts, started)
-            self._seen_ms = seen
+            any_due = self._sweep(result, since, until, seen)
+        if self._turns:
+            self._take_turns(result)
+        reached = self._turns.reached_ms(max(until, since) if had_turns else until)
+        is_news = any_due or had_turns or (until > since and (since == 0 or self._is_progress_old(since, until)))
+        if is_news and reached > 0 and not self.stopping:
+            counts = {"streams": result.streams, "verdicts": result.verdicts, "shards": self._shards}
+            record_run(self._store, "attribution_runs", {"until": reached}, counts, started)
+        if until > since or had_turns:
             self._metrics.verdicts.inc(result.verdicts)
             self._metrics.sweep_seconds.observe(time.monotonic() - started)
-        self.until_ms = until
+        self.until_ms = reached or self.until_ms
         self._is_current = self._is_current or until >= self._began_ms
         return result
+
+    def _sweep(self, result: RunResult, since: int, until: int, seen: int) -> bool:
+        """Judge what is due of the tenants that are not aside, and return whether any stream is. ``since``, ``until``, ``seen``: as in
+        ``_due``.
+        """
+        due = self._due(since, until, self._seen_ms, seen, self._turns.others)
+        for each in self._without_large(due, since, until, seen):
+            result.add(self._attribute(each))
+        result.add(self._attribute_open(max(since, self._seen_ms), seen))
+        self._since_ms, self._seen_ms = until, seen
+        return bool(due)
 
     def again(self, since_s: int) -> dict[str, float]:
         """Judge again all streams that started in the last ``since_s`` seconds (0: all). Returns the numbers and the duration.
@@ -103,7 +149,7 @@ class AttributionWorker(PeriodicWorker[RunResult]):
 
     def _delay_s(self) -> float:
         """Return in how many seconds the next insert has settled."""
-        if self._stamp_after is None or not self._is_current:
+        if self._stamp_after is None or not self._is_current or self._turns:
             return 0.0
         # Read before the stamps: an insert that ends in between has a later stamp.
         received_ms = self._received_ms()
@@ -119,30 +165,112 @@ class AttributionWorker(PeriodicWorker[RunResult]):
         return max(self._store.clock_ms(), received_ms) - self._settle_ms
 
     def _attribute(self, due: Due) -> RunResult:
+        result = RunResult()
+        for part in by_halves(lambda tenants: self._attribute_part(only(due, tenants)), "1", self._failed):
+            result.add(part)
+        return result
+
+    def _attribute_part(self, due: Due) -> RunResult:
         with self._watermark.stamp() as judged_ms:
             at_ns = judged_ms * 1_000_000
             return attribute(self._store, due, self._thresholds, at_ns, lambda: self.stopping, self._failed, self._judging)
 
     def _attribute_open(self, after_ms: int, until_ms: int) -> RunResult:
-        """Judge the stalls of running streams that were reported between these times, without a grace period."""
-        streams = open_stalls(self._store, after_ms, until_ms)
+        """Judge the stalls of running streams that were reported between these times, without a grace period.
+
+        Those of tenants with much work come last, for as long as a turn; what is left is judged at its next report, or at its end.
+        """
+        result = RunResult()
+        for part in by_halves(lambda tenants: self._attribute_open_of(after_ms, until_ms, tenants), "1", self._failed):
+            result.add(part)
+        return result
+
+    def _attribute_open_of(self, after_ms: int, until_ms: int, tenants: str) -> RunResult:
+        result = RunResult()
+        # The time is that before the reading: another instance may judge the end of such a stream meanwhile, and its verdict counts.
         with self._watermark.stamp() as judged_ms:
-            return attribute_open(self._store, streams, self._thresholds, judged_ms * 1_000_000, self._failed, self._judging)
+            small, large = small_and_large(open_stalls(self._store, after_ms, until_ms, self._shards, tenants))
+            for part in small:
+                result.add(self._attribute_open_part(part, judged_ms))
+            end_s = time.monotonic() + _TURNS_S
+            for part in large:
+                if self.stopping or time.monotonic() > end_s:
+                    break
+                result.add(self._attribute_open_part(part, judged_ms))
+        return result
+
+    def _attribute_open_part(self, streams: list[Stream], judged_ms: int) -> RunResult:
+        return attribute_streams(self._store, streams, self._thresholds, judged_ms * 1_000_000, self._failed, self._judging)
 
     def _failed(self, error: Exception) -> None:
         self._metrics.errors.labels("attribute", type(error).__name__).inc()
         _log.error("some streams could not be judged and are left out; please report this", exc_info=error)
 
-    def _judged_until(self) -> int:
-        ((until,),) = self._store.select("SELECT toUnixTimestamp64Milli(max(until)) FROM attribution_runs")
-        return max(0, int(until))
+    def _take(self, shards: int) -> None:
+        """Judge these shards from now on. What another instance saw about them is unknown, so its progress in the store counts."""
+        if shards != self._shards:
+            self._shards, self._since_ms, self._seen_ms = shards, 0, 0
+            self._turns.clear()
 
-    def _due(self, since: int, until: int, seen: int) -> list[Due]:
+    def _is_progress_old(self, since: int, until: int) -> bool:
+        """Return whether to record a run without streams: else its next ones would look at all streams of other shards again."""
+        return self._shards != ALL_SHARDS and until - since > _RECORD_MS
+
+    def _due(self, since: int, until: int, seen_before: int, seen: int, tenants: str) -> list[Due]:
         """Return the streams to judge: those received between ``since`` and ``until``, and those that new evidence is about.
 
-        ``seen``: the time until which all evidence is in the store. Before the first run there are no verdicts that evidence could change.
+        ``seen``: the time until which all evidence is in the store, and ``seen_before`` that of the last run. Before the first run there
+        are no verdicts that evidence could change. ``tenants``: a condition on `tenant`.
         """
-        due = due_by_receipt(self._store, since, until)
+        store, shards, clocks = self._store, self._shards, self._clocks
+        found = list(by_halves(lambda some: due_by_receipt(store, since, until, shards, some), tenants, self._failed))
         if since:
-            due += due_by_evidence(self._store, self._clocks, since, max(since, self._seen_ms), seen)
-        return joined(due)
+            after = max(since, seen_before)
+            found += by_halves(lambda some: due_by_evidence(store, clocks, since, after, seen, shards, some), tenants, self._failed)
+        return joined(each for some in found for each in some)
+
+    def _without_large(self, due: list[Due], since: int, until: int, seen: int) -> list[Due]:
+        """Put the tenants aside of which much is due, and return the streams of the others."""
+        sizes: dict[str, Size] = {}
+        for each in due:
+            for name, size in self._sizes(each).items():
+                sizes[name] = size.plus(sizes.get(name, Size()))
+        for name in self._turns.put_aside(sizes, due, since, until, seen):
+            _log.info("tenant %r has %d streams with stalls to judge: those of others come first", name, sizes[name].streams)
+        return [only(each, self._turns.others) for each in due] if self._turns else due
+
+    def _sizes(self, due: Due) -> dict[str, Size]:
+        gap_us, found = self._thresholds.gap_ns // 1000, dict[str, Size]()
+        for part in by_halves(lambda tenants: sizes_of(self._store, only(due, tenants), gap_us), "1", self._failed):
+            found |= part
+        return found
+
+    def _take_turns(self, result: RunResult) -> None:
+        """Judge slices of the tenants that are aside, for some seconds."""
+        end_s = time.monotonic() + _TURNS_S
+        while self._turns and not self.stopping:
+            name, own = self._turns.next()
+            if own.slices:
+                result.add(self._attribute(own.slices[0]))
+                del own.slices[0]
+                if time.monotonic() > end_s:
+                    break
+            elif own.due:
+                own.slices += self._slices(own.due[0], result)
+                del own.due[0]
+            elif own.until_ms < self._since_ms:
+                until, seen = self._since_ms, self._seen_ms
+                own.due = self._due(own.until_ms, until, own.seen_ms, seen, f"tenant = {quoted(name)}")
+                own.since_ms, own.until_ms, own.seen_ms = own.until_ms, until, seen
+            else:
+                self._turns.end(name)
+
+    def _slices(self, due: Due, result: RunResult) -> list[Due]:
+        """Divide the streams of a tenant. Those without a gap to judge are in no slice, so what they replace is withdrawn before."""
+        gap_us, slices = self._thresholds.gap_ns // 1000, list[Due]()
+        for part in by_halves(lambda tenants: slices_of(self._store, only(due, tenants), gap_us, TURN), "1", self._failed):
+            slices += part
+        with self._watermark.stamp() as judged_ms:
+            for withdrawn in by_halves(lambda tenants: withdraw(self._store, only(due, tenants), judged_ms * 1_000_000), "1", self._failed):
+                result.verdicts += withdrawn
+        return slices

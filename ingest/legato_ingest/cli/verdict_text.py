@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from rich.text import Text
 
+from legato_ingest.causes import RESPONSES_MAX
 from legato_ingest.cli.layout import Prose
 from legato_ingest.reports.format import DASH, duration
 from legato_ingest.reports.rows import Row
@@ -43,7 +44,9 @@ def _responsible(verdict: Row) -> str:
     names = verdict["culprit_responses"]
     if not names:
         return ""
-    shown = f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}"
+    # A verdict names some requests of a step with more.
+    more = f"{'at least ' if len(names) >= RESPONSES_MAX else ''}{len(names) - 1} more"
+    shown = f"{names[0]} and {more}" if len(names) > 1 else names[0]
     if verdict["cause"] == "scheduling":
         return f"prompt of {shown}"
     return "itself preempted" if "preempted_step" in verdict["evidence"] else f"recompute of {shown}"

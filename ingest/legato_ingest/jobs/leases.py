@@ -16,10 +16,12 @@ from legato_ingest.metrics import Metrics
 from legato_ingest.periodic import PeriodicTask
 from legato_ingest.storage import Store
 
-__all__ = ["Lease"]
+__all__ = ["EVERY_S", "EXPIRES_S", "WORK", "Lease", "claim"]
 
-_EVERY_S = 5.0
-_EXPIRES_S = 30
+WORK = "work"
+"""The lease of all work that one instance does for all others."""
+EVERY_S = 5.0
+EXPIRES_S = 30
 # Longer than an insert takes to become visible to other instances.
 _CONFIRM_S = 4.0
 _NEVER_MS = 4_000_000_000_000
@@ -33,7 +35,7 @@ class Lease:
         self._claimed_ms = 0
         self._claimed_at = self._written_at = 0.0
         self._acting = False
-        self._task = PeriodicTask("lease", self.step, _EVERY_S, metrics, 0.0)
+        self._task = PeriodicTask("lease", self.step, EVERY_S, metrics, 0.0)
 
     def start(self) -> None:
         """Claim the lease, and renew it periodically."""
@@ -49,11 +51,11 @@ class Lease:
     @property
     def held(self) -> bool:
         """Whether this instance may act now. False also if it could not renew the lease for 15 s."""
-        return self._acting and time.monotonic() - self._written_at < _EXPIRES_S / 2
+        return self._acting and time.monotonic() - self._written_at < EXPIRES_S / 2
 
     def step(self) -> None:
         """Write or renew the claim, and check which instance is first."""
-        if time.monotonic() - self._written_at > _EXPIRES_S:
+        if time.monotonic() - self._written_at > EXPIRES_S:
             self._acting, self._claimed_ms = False, 0
         if not self._claimed_ms:
             self._claimed_ms, self._claimed_at = self._store.clock_ms(), time.monotonic()
@@ -70,20 +72,25 @@ class Lease:
         """Return the instance that acts, or the first one in the queue; empty without a valid claim."""
         rows = self._store.select(
             "SELECT holder FROM leases FINAL"
-            f" WHERE lease = '{self._name}' AND seen_at > now64(3) - INTERVAL {_EXPIRES_S} SECOND"
+            f" WHERE lease = '{self._name}' AND seen_at > now64(3) - INTERVAL {EXPIRES_S} SECOND"
             " ORDER BY acting DESC, claimed_at, holder LIMIT 1"
         )
         return str(rows[0][0]) if rows else ""
 
     def _write(self, *, released: bool = False) -> None:
-        moment = pa.timestamp("ms", "UTC")
-        row = {
-            "tenant": pa.array([""]),
-            "lease": pa.array([self._name]),
-            "holder": pa.array([self._holder]),
-            # A released claim sorts after all others until it expires.
-            "claimed_at": pa.array([_NEVER_MS if released else self._claimed_ms], moment),
-            "acting": pa.array([self._acting]),
-        }
-        self._store.insert("leases", pa.table(row))
+        # A released claim sorts after all others until it expires.
+        claimed_ms = _NEVER_MS if released else self._claimed_ms
+        self._store.insert("leases", claim(self._name, self._holder, claimed_ms, acting=self._acting))
         self._written_at = time.monotonic()
+
+
+def claim(lease: str, holder: str, claimed_ms: int, *, acting: bool) -> pa.Table:
+    """Return the row of `leases` of a claim since ``claimed_ms`` (Unix ms)."""
+    row = {
+        "tenant": pa.array([""]),
+        "lease": pa.array([lease]),
+        "holder": pa.array([holder]),
+        "claimed_at": pa.array([claimed_ms], pa.timestamp("ms", "UTC")),
+        "acting": pa.array([acting]),
+    }
+    return pa.table(row)

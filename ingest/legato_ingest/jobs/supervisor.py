@@ -1,7 +1,7 @@
 """The background work of `legato serve`: attribution, rollups, chunking detection, part checks, exports and self-monitoring.
 
-Of several instances on one ClickHouse server, the holder of the lease does the work for all, and the others wait for the lease. An instance
-with an embedded store needs no lease. The module only starts and stops the workers.
+Several instances on one ClickHouse server divide the attribution. The holder of the lease does all other work for all, and the others wait
+for the lease. An instance with an embedded store needs no lease. The module only starts and stops the workers.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import uuid
 from collections.abc import Iterator
 
 from legato_ingest.attribution.judging_process import JudgingProcess
-from legato_ingest.attribution.worker import AttributionWorker
+from legato_ingest.attribution.worker import AttributionWorker, all_shards
 from legato_ingest.chunking.worker import ChunkingWorker
 from legato_ingest.jobs.free_memory import FreeMemory
-from legato_ingest.jobs.leases import Lease
+from legato_ingest.jobs.leases import WORK, Lease
 from legato_ingest.jobs.part_scrub import PartScrubber
 from legato_ingest.jobs.self_monitoring import SelfMonitor
+from legato_ingest.jobs.shard_lease import ShardLease
 from legato_ingest.jobs.writer_heartbeat import WriterHeartbeat
 from legato_ingest.metrics import Metrics
 from legato_ingest.periodic import PeriodicTask, always
@@ -44,10 +45,11 @@ class Workers:
 
     def __init__(self, settings: Settings, store: Store, committer: Committer, metrics: Metrics) -> None:
         instance = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
-        received_ms, my_turn = committer.watermark_ms, always
+        received_ms, my_turn, shards = committer.watermark_ms, always, all_shards
         # Other instances of a server's store insert, too.
         stamp_after = None if settings.server else committer.stamp_after
         self._lease: Lease | None = None
+        self._shard_lease: ShardLease | None = None
         self._heartbeat: WriterHeartbeat | None = None
         self._self_monitor = SelfMonitor(store, committer, metrics, instance if settings.server else "")
         reading = store.clone()
@@ -60,15 +62,17 @@ class Workers:
         self._handles: list[Store] = [reading]
         if settings.server is not None:
             # Separate connections: a heartbeat or a lease renewal must not wait for an insert.
-            beating, leasing = store.clone(), store.clone()
-            self._handles += [beating, leasing]
-            self._heartbeat = WriterHeartbeat(beating, instance, committer.watermark_ms, metrics)
-            lease = self._lease = Lease(leasing, "work", instance, metrics)
-            received_ms, my_turn = self._heartbeat.watermark_ms, lambda: lease.held
+            beating, leasing, sharing = store.clone(), store.clone(), store.clone()
+            self._handles += [beating, leasing, sharing]
+            heartbeat = WriterHeartbeat(beating, instance, committer.watermark_ms, lambda: self.attribution.judged_ms(), metrics)
+            lease = Lease(leasing, WORK, instance, metrics)
+            self._heartbeat, self._lease, self._shard_lease = heartbeat, lease, ShardLease(sharing, instance, metrics)
+            received_ms, my_turn, shards = heartbeat.watermark_ms, lambda: lease.held, self._shard_lease.held
         judged_ms = judgements_followed_until_ms(store)
         self._judging = JudgingProcess()
-        self.attribution = AttributionWorker(store.clone(), settings, metrics, received_ms, judged_ms, my_turn, self._judging, stamp_after)
-        self.rollups = RollupWorker(store.clone(), settings, metrics, received_ms, self.attribution.judged_ms, my_turn)
+        self.attribution = AttributionWorker(store.clone(), settings, metrics, received_ms, judged_ms, shards, self._judging, stamp_after)
+        all_judged_ms = self._heartbeat.judged_watermark_ms if self._heartbeat else self.attribution.judged_ms
+        self.rollups = RollupWorker(store.clone(), settings, metrics, received_ms, all_judged_ms, my_turn)
         self._chunking = ChunkingWorker(store.clone(), settings, metrics, my_turn)
         self._trace_export: TraceExportWorker | None = None
         if settings.traces_export_endpoint:
@@ -76,7 +80,7 @@ class Workers:
 
     def start(self) -> None:
         """Start all workers. Call it before the first row is written: other instances need this writer's heartbeat before its rows."""
-        first = (self._heartbeat, self._lease, self.attribution, self.rollups)
+        first = (self._heartbeat, self._shard_lease, self._lease, self.attribution, self.rollups)
         for worker in (*first, self._self_monitor, self._chunking, *self._upkeep, self._trace_export):
             if worker is not None:
                 worker.start()
@@ -94,7 +98,7 @@ class Workers:
                 worker.stop()
             self._self_monitor.close()
             committer.close()
-            for worker in (*working, self._lease, self._heartbeat):
+            for worker in (*working, self._lease, self._shard_lease, self._heartbeat):
                 if worker is not None:
                     worker.close()
             self._judging.close()

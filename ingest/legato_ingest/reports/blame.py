@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from legato_ingest.causes import RESPONSES_MAX
 from legato_ingest.quoting import Value
 from legato_ingest.reports.engine_queries import PREFIX_CACHE, SPECULATION, SPECULATION_SCRAPED
 from legato_ingest.reports.format import count
@@ -127,7 +128,8 @@ def event_of(row: Row) -> str:
     """Return an engine event (a row of ``events``) in words."""
     names = ", ".join(row["responses"][:_NAMES_SHOWN])
     more = len(row["responses"]) - _NAMES_SHOWN
-    who = f": {names}{f' and {more} more' if more > 0 else ''}" if names else ""
+    at_least = "at least " if len(row["responses"]) >= RESPONSES_MAX else ""
+    who = f": {names}{f' and {at_least}{more} more' if more > 0 else ''}" if names else ""
     if row["cause"] == "scheduling":
         return f"{count(row['prefill_tokens'])} prompt tokens prefilled{who}"
     if row["cause"] == "kv_pressure":

@@ -1,6 +1,6 @@
 """The stalls of a stream's page: each with its verdict, parts and evidence in words, and the streams that the same step stalled.
 
-The verdicts are those of the store; a gap without one is listed as not judged yet. Times are µs since the start of the page's axis. This
+The verdicts are those of the store; a gap without one is listed as not judged. Times are µs since the start of the page's axis. This
 module judges no gap.
 """
 
@@ -110,7 +110,7 @@ def _stall(place: int, start_us: int, verdict: Row) -> dict[str, Any]:
 
 
 def _unjudged(place: int, gap: Gap) -> dict[str, Any]:
-    """A stall without a verdict: it is too recent, or its evidence has expired."""
+    """A stall without a verdict: it is too recent, its evidence has expired, or the stream has 1,024 longer ones."""
     start_us, length_us, is_open = gap
     return {
         "vantage": place,

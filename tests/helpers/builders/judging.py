@@ -38,7 +38,7 @@ PARTS: dict[str, Callable[[], ExportTraceServiceRequest]] = {
 }
 
 
-def put_all(store: Store) -> None:
+def put_all(store: Store, tenant: str = "") -> None:
     """Store all parts of the world."""
     for part in PARTS.values():
-        put(store, part(), RECEIVED_NS)
+        put(store, part(), RECEIVED_NS, tenant)

@@ -1,26 +1,35 @@
 """Verdicts wait for their evidence: each kind of it may arrive seconds or minutes late, and in the end the verdicts are the same.
 
-One store and one worker, which runs after each arrival by simulated times of receipt. Each tenant is a copy of one world in which one
-kind of evidence is late.
+One store and one worker, which runs after each arrival by simulated times of receipt; or three workers that divide the streams, each time
+in another way; or one to which every tenant has too many engines to look at each, and too many streams to judge at once. Each tenant is a
+copy of one world in which one kind of evidence is late.
 """
 
 from __future__ import annotations
 
+import hashlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from helpers.builders.batches import received_points
 from helpers.builders.points import gauge, metrics_request, total
-from helpers.builders.spans import native_span, request
+from helpers.builders.spans import native_span, scope_of
+from helpers.builders.spans import request as spans_request
 from helpers.builders.world import MS, World
 from helpers.builders.world_spans import put, steps, stream
 from legato._timeline import pack
+from legato_ingest.attribution import turns
+from legato_ingest.attribution import worker as worker_module
+from legato_ingest.attribution.load import due
+from legato_ingest.attribution.load.streams import Most
 from legato_ingest.attribution.worker import AttributionWorker
+from legato_ingest.jobs.shard_lease import shards_of
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.batch import Limits
 from legato_ingest.settings import load
@@ -44,7 +53,14 @@ Put = Callable[[Store, str, int], None]
 
 def spans(vantage: str) -> Put:
     """Return a function that stores the stream at this vantage."""
-    return lambda store, tenant, at_ns: put(store, stream(WORLD, vantage), at_ns, tenant)
+    return lambda store, tenant, at_ns: put(store, with_own_traces(stream(WORLD, vantage), tenant), at_ns, tenant)
+
+
+def with_own_traces(body: ExportTraceServiceRequest, tenant: str) -> ExportTraceServiceRequest:
+    """Return the request with trace ids of this tenant."""
+    for span in scope_of(body).spans:
+        span.trace_id = hashlib.blake2b(tenant.encode() + span.trace_id, digest_size=16).digest()
+    return body
 
 
 def engine(skew_ns: int = 0) -> Put:
@@ -82,7 +98,7 @@ def prompt(store: Store, tenant: str, at_ns: int) -> None:
     sent = WORLD.server(2).times_ns[PROMPT : PROMPT + 20]
     start_ns = int(sent[0]) // 1000 * 1000 - 500 * MS
     times = ((sent - start_ns) // 1000).tolist()
-    body = request()
+    body = spans_request()
     attributes = {
         "legato.stream.vantage": "server",
         "legato.stream.timeline": pack(times, None, None, [1] * len(times)),
@@ -91,7 +107,7 @@ def prompt(store: Store, tenant: str, at_ns: int) -> None:
     }
     rng = random.Random("prompt")
     native_span(body, attributes, trace_id=b"p" * 16, start_ns=start_ns, duration_ns=times[-1] * 1000 + 1000, rng=rng)
-    put(store, body, at_ns, tenant)
+    put(store, with_own_traces(body, tenant), at_ns, tenant)
 
 
 PARTS: dict[str, Put] = {
@@ -112,9 +128,22 @@ def verdicts(store: Store, tenant: str) -> list[tuple[Any, ...]]:
     return [tuple(row) for row in store.select(sql)]
 
 
-@pytest.fixture(scope="module")
-def arrived(shared_store: Store) -> tuple[Store, dict[str, list[Any]]]:
+@pytest.fixture(scope="module", params=[(1, 2_048, 2_000), (3, 2_048, 2_000), (1, 0, 0)], ids=["one worker", "three workers", "too many"])
+def arrived(shared_store: Store, request: pytest.FixtureRequest) -> Iterator[tuple[Store, dict[str, list[Any]]]]:
     """The store after everything arrived, and the verdicts of each tenant just before its late part."""
+    count, engines_max, streams_max = request.param
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(due, "_ENGINES_MAX", engines_max)
+        patch.setattr(turns, "TURN", Most(streams=streams_max, bytes=2**26))
+        patch.setattr(worker_module, "_TURNS_S", 600.0)
+        yield judged_by(shared_store, count)
+
+
+def judged_by(shared_store: Store, count: int) -> tuple[Store, dict[str, list[Any]]]:
+    """Judge after each arrival, with so many workers."""
+    for table in ("stream_revs", "engine_steps", "engine_requests", "node_samples", "verdicts", "replays", "attribution_runs"):
+        shared_store.command(f"TRUNCATE TABLE {table}")
+    parts_of = [shards_of(str(number), [str(each) for each in range(count)]) for number in range(count)]
     arrivals: list[tuple[float, str, Put]] = [(0, "all", part) for part in PARTS.values()]
     arrivals += [(0, "skewed", part) for part in SKEWED.values()]
     for delay_s in DELAYS_S:
@@ -123,8 +152,17 @@ def arrived(shared_store: Store) -> tuple[Store, dict[str, list[Any]]]:
             (f"skewed steps {delay_s}", SKEWED, "steps"),
         ):
             arrivals += [(delay_s if name == late else 0, tenant, part) for name, part in parts.items()]
-    now_ms, before = 0, {}
-    worker = AttributionWorker(shared_store, load(attribute_grace_s=0), Metrics(), received_ms=lambda: now_ms)
+    now_ms, before, turns = 0, {}, 0
+    workers = [
+        AttributionWorker(
+            shared_store,
+            load(attribute_grace_s=0),
+            Metrics(),
+            received_ms=lambda: now_ms,
+            shards=lambda number=number: parts_of[(number + turns) % count],  # type: ignore[misc]
+        )
+        for number in range(count)
+    ]
     for at_s in sorted({at for at, _, _ in arrivals}):
         at_ns = ENDED_NS + 500 * MS + int(at_s * 1e9)
         for tenant in {tenant for at, tenant, _ in arrivals if at == at_s}:
@@ -132,7 +170,9 @@ def arrived(shared_store: Store) -> tuple[Store, dict[str, list[Any]]]:
         for _, tenant, part in (each for each in arrivals if each[0] == at_s):
             part(shared_store, tenant, at_ns)
         now_ms = at_ns // MS + 1
-        worker.step()
+        turns += 1
+        judged = [worker.step().streams for worker in workers]
+        assert all(judged) or at_s
     return shared_store, before
 
 

@@ -15,6 +15,7 @@ from helpers.builders.world_spans import stream as span_of
 from helpers.servers.command import read_json, read_text
 from helpers.servers.reading import open_store, reading, stream, streams_in
 from helpers.servers.serving import legato, serve_process
+from helpers.servers.waiting import until
 from legato_ingest.attribution.worker import AttributionWorker
 from legato_ingest.metrics import Metrics
 from legato_ingest.settings import load
@@ -141,6 +142,8 @@ def test_reattribute_runs_in_the_process_that_holds_the_store(tmp_path_factory: 
             )
             assert reply.status_code == 200
         environ = served.environ
+        # The command waits for the insert, but not for longer than some seconds.
+        until(lambda: httpx.post(served.read, content="SELECT count() FROM stream_revs").text == "2\n")
         first = legato("reattribute", "--since", "all", environ=environ)
         assert first.returncode == 0 and first.stdout.startswith("1 stalled streams attributed, 2 verdicts")
     time.sleep(0.1)

@@ -27,6 +27,8 @@ def test_the_line_has_parts_confidence_steps_and_requests() -> None:
     assert why(verdict()) == "scheduling 490 ms · strong · step 7"
     assert why(verdict(step_first=None, missing=["server", "engine"])) == "scheduling 490 ms · strong · without server and engine"
     assert why(verdict(step_last="9", culprit_responses=["a", "b", "c"])).endswith("steps 7 to 9 · prompt of a and 2 more")
+    names = [f"{number}" for number in range(16)]
+    assert why(verdict(step_last="9", culprit_responses=names)).endswith("prompt of 0 and at least 15 more")
     preempted = {"cause": "kv_pressure", "culprit_responses": ["a"]}
     assert why(verdict(**preempted)).endswith("recompute of a")
     assert why(verdict(**preempted, evidence={"preempted_step": "7"})).endswith("itself preempted")

@@ -12,7 +12,7 @@ from legato_ingest.storage import Store
 
 
 def writers(store: Store, name: str, own_ms: Callable[[], int]) -> WriterHeartbeat:
-    return WriterHeartbeat(store, name, own_ms, Metrics())
+    return WriterHeartbeat(store, name, own_ms, own_ms, Metrics())
 
 
 def test_the_watermark_is_that_of_the_slowest_writer(shared: Store) -> None:
@@ -41,9 +41,21 @@ def test_a_silent_writer_is_left_out(shared: Store) -> None:
     }
     shared.insert("writers", pa.table(old))
     metrics = Metrics()
-    one = WriterHeartbeat(shared, "one", lambda: 9000, metrics)
+    one = WriterHeartbeat(shared, "one", lambda: 9000, lambda: 9000, metrics)
     one.beat()
     assert one.watermark_ms() == 9000
     one._beat_at -= 100
     one.beat()
     assert metrics.errors.labels("writers", "HeartbeatMissed")._value.get() == 1
+
+
+def test_rollups_wait_for_the_verdicts_of_all_instances(shared: Store) -> None:
+    """The own ones count as they are now. An instance of an earlier version writes no time of its verdicts: that of its rows counts."""
+    one = WriterHeartbeat(shared, "one", lambda: 9000, lambda: 8000, Metrics())
+    two = WriterHeartbeat(shared, "two", lambda: 9000, lambda: 3000, Metrics())
+    assert one.judged_watermark_ms() == 8000
+    two.beat()
+    assert (one.judged_watermark_ms(), two.judged_watermark_ms(), one.watermark_ms()) == (3000, 3000, 9000)
+    shared.command("TRUNCATE TABLE writers")
+    shared.insert("writers", pa.table({"tenant": [""], "writer": ["earlier"], "settled_at": pa.array([5000], pa.timestamp("ms", "UTC"))}))
+    assert one.judged_watermark_ms() == 5000

@@ -5,7 +5,7 @@ Some hundred engines share a query. The result does not depend on which engines 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from legato_ingest.attribution.model.scraped import EngineKey
 from legato_ingest.storage import Store
 from legato_ingest.storage.sql import between_ns, unquoted
 
-__all__ = ["ENGINE_NS_SPARSE", "Rows", "Window", "Windows", "batches_of", "columns_of", "rows_by_engine", "span_of"]
+__all__ = ["ENGINE_NS_SPARSE", "Rows", "Window", "Windows", "batches_of", "columns_of", "rows_by_engine", "sample_tables", "span_of"]
 
 Ints = NDArray[np.int64]
 Rows = dict[str, NDArray[Any]]
@@ -36,6 +36,9 @@ ENGINE_NS_SPARSE = 64_000 * 1_000_000_000
 """The limit (ns) of a query for rows of which an engine has few: those of streams."""
 # No query returns more rows than this (350 MB of steps). An engine that has more in its window is left out, as one without records.
 _ROWS_MAX = 4_000_000
+# The same for samples, which become Python objects (200 MB). An engine with eight GPUs, sampled ten times a second, has 340,000 in the
+# longest window.
+_SAMPLES_MAX = 400_000
 # Engines share a query if it reads at most so many times the longest of their windows.
 _STRETCH_MAX = 2
 
@@ -90,6 +93,24 @@ def rows_by_engine(store: Store, sql: str, windows: Windows, time: str) -> dict[
         out.update(_split(table, batch))
         left = {key: window for key, window in left.items() if key not in batch}
     return out
+
+
+def sample_tables(
+    store: Store, sql: Callable[[Sequence[tuple[str, str]]], str], keys: Collection[tuple[str, str]]
+) -> Iterator[tuple[Sequence[tuple[str, str]], pa.Table]]:
+    """Yield samples about engines or hosts (each a tenant and an id), with the keys that they are about: together 400,000 rows at most.
+
+    A key that has more alone is left out, as one without samples. ``sql`` selects the rows about some keys, in the order of the result.
+    """
+    left = [sorted(keys)] if keys else []
+    while left:
+        part = left.pop()
+        table = store.select_arrow(f"{sql(part)}\nLIMIT {_SAMPLES_MAX + 1}")
+        middle = len(part) // 2
+        if table.num_rows <= _SAMPLES_MAX:
+            yield part, table
+        elif middle:
+            left += [part[middle:], part[:middle]]
 
 
 def columns_of(table: pa.Table) -> Rows:

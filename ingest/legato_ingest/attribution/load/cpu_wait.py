@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
 
-from legato_ingest.attribution.load.by_engine import Window, Windows, batches_of, columns_of, span_of
-from legato_ingest.attribution.load.engine_ids import ids_of_server, is_one_of_servers
+from legato_ingest.attribution.load.by_engine import Window, Windows, batches_of, columns_of, sample_tables, span_of
+from legato_ingest.attribution.load.engine_ids import ids_of_server, is_one_of, is_one_of_servers
 from legato_ingest.attribution.load.node_samples import has_samples
 from legato_ingest.attribution.load.scraped_metrics import OF_ALL_CPUS, UP
 from legato_ingest.attribution.model.cpu_wait import CpuSamples, CpuSeries
@@ -39,14 +40,8 @@ def cpu_samples(store: Store, windows: Windows, by_scrapes: bool = False) -> dic
         return out
     for batch in batches_of(windows):
         inside = between_ns("recorded_at", *span_of(batch))
-        own = _read(store, _SAMPLES.format(inside=inside, which=f"metric IN ({quoted_all(metrics)}) AND {is_one_of_servers(batch)}"))
-        hosts = {(each.tenant, each.series.host) for each in own}
-        if not hosts:
-            continue
-        on_hosts = f"(tenant, host) IN ({', '.join(f'({quoted(tenant)}, {quoted(host)})' for tenant, host in sorted(hosts))})"
-        # The time of a host's CPUs is sampled once, or with the id of an engine on it.
-        of_engines = f"(engine_id = '' OR {is_one_of_servers(batch)})"
-        times = _read(store, _SAMPLES.format(inside=inside, which=f"metric = '{CPU_TIME}' AND {on_hosts} AND {of_engines} AND {_IS_STEAL}"))
+        own = _of_engines(store, inside, metrics, batch)
+        times = _of_hosts(store, inside, batch, {(each.tenant, each.series.host) for each in own})
         by_engine = _grouped(own, lambda each: (each.tenant, each.engine_id))
         by_host = _grouped(times, lambda each: (each.tenant, each.series.host))
         out.update({key: _samples_of(key, window, by_engine, by_host) for key, window in batch.items()})
@@ -63,9 +58,31 @@ class _Read:
     series: CpuSeries
 
 
-def _read(store: Store, sql: str) -> list[_Read]:
-    """Return the series of the query's rows."""
-    rows = columns_of(store.select_arrow(sql))
+def _of_engines(store: Store, inside: str, metrics: Sequence[str], engines: Windows) -> list[_Read]:
+    """Return the series with an id of these engines, each once."""
+    ids = {(tenant, each) for tenant, engine in engines for each in ids_of_server(engine)}
+
+    def sql(keys: Sequence[EngineKey]) -> str:
+        return _SAMPLES.format(inside=inside, which=f"metric IN ({quoted_all(metrics)}) AND {is_one_of(keys)}")
+
+    return [each for _, table in sample_tables(store, sql, ids) for each in _read(table)]
+
+
+def _of_hosts(store: Store, inside: str, engines: Windows, hosts: Collection[tuple[str, str]]) -> list[_Read]:
+    """Return the series of the stolen time of these hosts (each with its tenant)."""
+    # The time of a host's CPUs is sampled once, or with the id of an engine on it.
+    of_engines = f"(engine_id = '' OR {is_one_of_servers(engines)})"
+
+    def sql(keys: Sequence[tuple[str, str]]) -> str:
+        on_hosts = f"(tenant, host) IN ({', '.join(f'({quoted(tenant)}, {quoted(host)})' for tenant, host in keys)})"
+        return _SAMPLES.format(inside=inside, which=f"metric = '{CPU_TIME}' AND {on_hosts} AND {of_engines} AND {_IS_STEAL}")
+
+    return [each for _, table in sample_tables(store, sql, hosts) for each in _read(table)]
+
+
+def _read(table: pa.Table) -> list[_Read]:
+    """Return the series of these rows."""
+    rows = columns_of(table)
     names = ("tenant", "engine_id", "metric", "host", "series")
     keys = list(zip(*(rows[name].tolist() for name in names), strict=True))
     starts = [row for row in range(len(keys)) if row == 0 or keys[row] != keys[row - 1]]

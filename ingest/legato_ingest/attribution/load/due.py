@@ -6,35 +6,31 @@ it is about. The module reads which streams these are; it loads no stream.
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 
-from legato_ingest.attribution.load.by_engine import ENGINE_NS_SPARSE, batches_of, span_of
+import numpy as np
+
+from legato_ingest.attribution.load.by_engine import ENGINE_NS_SPARSE, Window, batches_of, span_of
 from legato_ingest.attribution.load.engine_ids import is_one_of, is_one_of_servers
 from legato_ingest.attribution.load.gpu_clock_samples import GPU_METRICS
+from legato_ingest.attribution.load.learned_offsets import CLOCKS_APART_NS, STREAM_NS_MAX, LearnedOffsets, stretch_of_any
 from legato_ingest.attribution.load.scraped_metrics import SCRAPED_METRICS
+from legato_ingest.attribution.load.shards import CELL_NS, CELLS_MAX, is_in_shards
 from legato_ingest.attribution.model.scraped import SCRAPE_DISTANCE_NS_MAX, EngineKey
 from legato_ingest.causes import sql_list
 from legato_ingest.definitions import server_of
 from legato_ingest.storage import Store
-from legato_ingest.storage.sql import after_until_ms, between_ns, quoted, quoted_all, time_ns, unquoted
+from legato_ingest.storage.judged import ALL_SHARDS
+from legato_ingest.storage.sql import after_until_ms, between_ns, integers, quoted, quoted_all, time_ns, unquoted
 
-__all__ = ["CLOCKS_APART_NS", "STREAM_NS_MAX", "ClockOffsets", "Due", "due_by_evidence", "due_by_receipt", "joined"]
+__all__ = ["CLOCKS_APART_NS", "STREAM_NS_MAX", "Due", "due_by_evidence", "due_by_receipt", "joined"]
 
 _MS = 1_000_000
-STREAM_NS_MAX = 600_000_000_000
-"""A stream that ran at some time started at most this long before it."""
 # The server sends a first token at most this long before, or after, the record of the step with the prompt.
 _FIRST_TOKEN_EARLY_NS, _FIRST_TOKEN_LATE_NS = 250 * _MS, 1_000 * _MS
-# An agent sends what it recorded after this time at the latest, so a longer delay is an offset between two clocks.
-_FLUSH_NS_MAX = 30_000_000_000
-# The streams of an engine are searched far from its records at most so often.
-_SEARCH_EVERY_S = 60.0
-CLOCKS_APART_NS = 7_200_000_000_000
-"""The clocks of the client, the server and the engine may differ by this much, and they still find each other."""
 # The first and the last start of the new streams in each stretch of ``CLOCKS_APART_NS``.
 _STARTS = f"""
 SELECT toUnixTimestamp64Nano(min(start_time)), toUnixTimestamp64Nano(max(start_time)) FROM stream_revs
@@ -46,34 +42,29 @@ _RECEIVED = """
 SELECT count(), toUnixTimestamp64Nano(min(start_time)), toUnixTimestamp64Nano(max(start_time)) FROM stream_revs
 WHERE vantage IN ('client', 'server') AND {which}"""
 _SPANS = """
-SELECT toUnixTimestamp64Nano(start_time) AS start_ns, reinterpretAsUInt64(span_id) AS span FROM stream_revs
+SELECT tenant, toUnixTimestamp64Nano(start_time) AS start_ns, reinterpretAsUInt64(span_id) AS span FROM stream_revs
 WHERE {inside} AND vantage IN ('client', 'server') AND {which}
 LIMIT {most}"""
 _SPANS_MAX = 16_000
+_CELLS = f"""
+SELECT DISTINCT intDiv(toUnixTimestamp64Nano(start_time), {CELL_NS}) FROM stream_revs
+WHERE {{inside}} AND {{which}}
+LIMIT {CELLS_MAX + 1}"""
 _STEPS = """
 SELECT tenant, engine_id, toUnixTimestamp64Nano(min(recorded_at)) AS low, toUnixTimestamp64Nano(max(recorded_at)) AS high
 FROM engine_steps
 WHERE {new}
-GROUP BY tenant, engine_id"""
-_OFFSETS = """
-WITH
-    finished AS
-    (
-        SELECT tenant, engine_id, response_id, toUnixTimestamp64Nano(recorded_at) AS recorded_ns
-        FROM engine_requests
-        WHERE {new} AND response_id != ''
-        LIMIT 16 BY tenant, engine_id
-    )
-SELECT
-    tenant, engine_id, countIf(ended_ns != 0) AS known, toInt64(quantileExactIf(recorded_ns - ended_ns, ended_ns != 0)) AS offset_ns
-FROM finished
-LEFT JOIN
-(
-    SELECT tenant, response_id, toUnixTimestamp64Nano(start_time) + toInt64(duration_ns) AS ended_ns
-    FROM stream_revs
-    WHERE {around} AND ended AND vantage IN ('client', 'server') AND response_id IN (SELECT response_id FROM finished)
-) AS ends USING (tenant, response_id)
-GROUP BY tenant, engine_id"""
+GROUP BY tenant, engine_id
+LIMIT {most} BY tenant"""
+_STEPS_OF_TENANT = """
+SELECT toUnixTimestamp64Nano(min(recorded_at)), toUnixTimestamp64Nano(max(recorded_at)) FROM engine_steps
+WHERE {new}"""
+# The new steps of a tenant with more engines, or with engines of more times, count as one: those of all its streams in their time are due.
+# The engines of a request are the sender's choice, and each costs memory, and each time three queries.
+_ENGINES_MAX = 2_048
+_TIMES_MAX = 64
+# Engines of one condition: more of them are several conditions, not fewer streams.
+_ENGINES_AT_ONCE = 2_048
 _SAMPLES = f"""
 SELECT tenant, toUnixTimestamp64Nano(min(recorded_at)) AS low, toUnixTimestamp64Nano(max(recorded_at)) AS high
 FROM node_samples
@@ -120,131 +111,143 @@ def joined(due: Iterable[Due]) -> list[Due]:
 
     A stream is then loaded and judged once although it is due for several reasons, and an engine's steps are read once for all its streams.
     """
-    out: list[Due] = []
+    groups: list[list[Due]] = []
+    end_ns = -1
     for each in sorted(due, key=lambda each: (each.low_ns, each.high_ns)):
-        if out and each.low_ns <= out[-1].high_ns:
-            last = out[-1]
-            keys = f"({last.inside} OR {each.inside})"
-            all_rows = last.which == each.which == "1"
-            which = "1" if all_rows else f"({last.inside} AND {last.which} OR {each.inside} AND {each.which})"
-            out[-1] = Due(last.low_ns, max(last.high_ns, each.high_ns), which, keys)
+        if groups and each.low_ns <= end_ns:
+            groups[-1].append(each)
         else:
-            out.append(each)
-    return out
+            groups.append([each])
+        end_ns = max(end_ns, each.high_ns)
+    return [_as_one(group) for group in groups]
 
 
-class ClockOffsets:
-    """The offset of each engine's clock, in ns, as far as it is known: its records minus the clock of its streams."""
-
-    def __init__(self) -> None:
-        self._offset_ns: dict[EngineKey, int] = {}
-        # The engines of which the streams were searched far from the records within the last minute, and when (monotonic).
-        self._searched_s: dict[EngineKey, float] = {}
-
-    def learn(self, store: Store, new: str, low_ns: int, high_ns: int) -> None:
-        """Compute the offsets of the engines with new records of finished requests between these times, from the ends of their streams.
-
-        Streams that started at most ``STREAM_NS_MAX`` before the records are searched first. Those of the hours around them are searched
-        only for engines without any of the first, and at most once a minute for each engine.
-        """
-        unknown = self._learn(store, new, between_ns("start_time", low_ns - STREAM_NS_MAX, high_ns + _FLUSH_NS_MAX))
-        now_s = time.monotonic()
-        self._searched_s = {key: at_s for key, at_s in self._searched_s.items() if now_s - at_s < _SEARCH_EVERY_S}
-        far = [key for key in unknown if key not in self._searched_s]
-        if far:
-            self._searched_s |= dict.fromkeys(far, now_s)
-            around = between_ns("start_time", low_ns - CLOCKS_APART_NS, high_ns + CLOCKS_APART_NS)
-            self._learn(store, f"{new} AND {is_one_of(far)}", around)
-
-    def _learn(self, store: Store, new: str, around: str) -> list[EngineKey]:
-        """Compute the offsets from streams that started at some times. Return the engines without any of them."""
-        unknown = []
-        for tenant, engine_id, known, offset_ns in store.select(_OFFSETS.format(new=new, around=around)):
-            key = str(unquoted(tenant)), str(unquoted(engine_id))
-            if int(known):
-                self._offset_ns[key] = int(offset_ns)
-            else:
-                unknown.append(key)
-        return unknown
-
-    def stretch(self, key: EngineKey, low_ns: int, high_ns: int) -> tuple[int, int]:
-        """Return the stretch of time, by the clock of the streams, that steps from ``low_ns`` to ``high_ns`` are about.
-
-        A small offset may be the time between two flushes, so the stretch then includes the one without the offset.
-        """
-        offset = self._offset_ns.get(key, 0)
-        if abs(offset) > _FLUSH_NS_MAX:
-            return low_ns - offset - _FLUSH_NS_MAX, high_ns - offset + _FLUSH_NS_MAX
-        return low_ns - max(offset, 0), high_ns - min(offset, 0)
+def _as_one(group: Sequence[Due]) -> Due:
+    """Return the streams of all. The text grows with the sum of theirs: joined two by two it grew with the square of it."""
+    if len(group) == 1:
+        return group[0]
+    keys = " OR ".join(each.inside for each in group)
+    all_rows = all(each.which == "1" for each in group)
+    which = "1" if all_rows else "(" + " OR ".join(f"{each.inside} AND {each.which}" for each in group) + ")"
+    return Due(min(each.low_ns for each in group), max(each.high_ns for each in group), which, f"({keys})")
 
 
-def due_by_receipt(store: Store, after_ms: int, until_ms: int) -> list[Due]:
-    """Return the streams with a vantage that was received between these times.
+def due_by_receipt(store: Store, after_ms: int, until_ms: int, shards: int = ALL_SHARDS, tenants: str = "1") -> list[Due]:
+    """Return the streams of these shards with a vantage that was received between these times. ``tenants``: a condition on `tenant`.
 
     The other streams of their traces are included if they started within ``CLOCKS_APART_NS`` of a new one. A search for the traces among
     all streams took 0.3 s with ten million in the store.
     """
-    new = after_until_ms("received_at", after_ms, until_ms)
+    new = f"{after_until_ms('received_at', after_ms, until_ms)} AND {tenants}"
     starts = ((int(low) - CLOCKS_APART_NS, int(high) + CLOCKS_APART_NS) for low, high in store.select(_STARTS.format(new=new)))
     stretches = _merged(starts)
     if len(stretches) > _STRETCHES_MAX:
         stretches = [(stretches[0][0], stretches[-1][1])]
-    return [due for low, high in stretches if (due := _of_new_traces(store, new, low, high)) is not None]
+    return [due for low, high in stretches if (due := _of_new_traces(store, new, low, high, shards)) is not None]
 
 
-def _of_new_traces(store: Store, new: str, low: int, high: int) -> Due | None:
+def _of_new_traces(store: Store, new: str, low: int, high: int, shards: int) -> Due | None:
     """Return the streams that started between these times and belong to the trace of a new stream that did, too."""
     new_streams = f"FROM stream_revs WHERE {between_ns('start_time', low, high)} AND {new}"
     # The first condition alone decides, unless two tenants have one trace id, and takes a third of the time of the second.
     which = f"trace_id IN (SELECT trace_id {new_streams}) AND (tenant, trace_id) IN (SELECT tenant, trace_id {new_streams})"
-    return _found(store, Due(low, high, which))
+    return _found(store, Due(low, high, which), shards)
 
 
-def due_by_evidence(store: Store, clocks: ClockOffsets, judged_ms: int, after_ms: int, until_ms: int) -> list[Due]:
-    """Return the streams received until ``judged_ms`` that evidence received between the two other times is about."""
-    new, is_judged = after_until_ms("received_at", after_ms, until_ms), f"received_at <= {time_ns(judged_ms * _MS)}"
+def due_by_evidence(
+    store: Store, clocks: LearnedOffsets, judged_ms: int, after_ms: int, until_ms: int, shards: int = ALL_SHARDS, tenants: str = "1"
+) -> list[Due]:
+    """Return the streams of these shards received until ``judged_ms`` that evidence received between the two other times is about.
+
+    ``tenants``: a condition on `tenant`.
+    """
+    new = f"{after_until_ms('received_at', after_ms, until_ms)} AND {tenants}"
+    is_judged = f"received_at <= {time_ns(judged_ms * _MS)}"
     due = [
         *_by_steps(store, clocks, new, is_judged, judged_ms * _MS),
         *_by_samples(store, new, is_judged, judged_ms * _MS),
         *_by_first_tokens(store, new, is_judged, judged_ms * _MS),
     ]
-    return [found for each in due if (found := _found(store, each)) is not None]
+    return [found for each in due if (found := _found(store, each, shards)) is not None]
 
 
-def _found(store: Store, due: Due) -> Due | None:
-    """Return these streams by their span ids, and the times at which they started; ``None`` without any.
+def _found(store: Store, due: Due, shards: int = ALL_SHARDS) -> Due | None:
+    """Return those of these shards by their tenants and span ids, and the times at which they started; ``None`` without any.
 
     Any stream of ten minutes may be due, and few are. The queries that follow then need neither read ten minutes nor repeat the condition.
     Too many streams for a list stay as they are.
     """
     table = store.select_arrow(_SPANS.format(inside=due.inside, which=due.which, most=_SPANS_MAX + 1))
-    if not table.num_rows or table.num_rows > _SPANS_MAX:
-        return due if table.num_rows else None
-    starts, spans = table["start_ns"].to_pylist(), sorted(set(table["span"].to_pylist()))
-    return Due(min(starts), max(starts), keys=f"reinterpretAsUInt64(span_id) IN ({','.join(map(str, spans))})")
+    if not table.num_rows:
+        return None
+    is_list = table.num_rows <= _SPANS_MAX
+    starts = table["start_ns"].to_pylist()
+    tenants = map(unquoted, table["tenant"].unique().to_pylist())
+    found = _listed(tenants, starts, table["span"].to_pylist()) if is_list else due
+    if shards == ALL_SHARDS:
+        return found
+    cells = {start // CELL_NS for start in starts} if is_list else {int(cell) for (cell,) in store.select(_of(_CELLS, due))}
+    if len(cells) > CELLS_MAX:
+        return found
+    return _found(store, replace(found, which=f"({found.which}) AND {is_in_shards(shards, cells)}"))
 
 
-def _by_steps(store: Store, clocks: ClockOffsets, new: str, is_judged: str, judged_ns: int) -> Iterator[Due]:
-    """Yield the streams that ran at the time of new steps, unless other engines with complete records explain their stalls.
+def _of(sql: str, due: Due) -> str:
+    return sql.format(inside=due.inside, which=due.which)
+
+
+def _listed(tenants: Iterable[str], starts: Sequence[int], spans: Sequence[int]) -> Due:
+    """Return these spans. A span id is its sender's choice: another tenant's streams with the same ids are not due."""
+    ids = integers(np.array(sorted(set(spans)), np.uint64))
+    keys = f"tenant IN ({quoted_all(sorted(tenants))}) AND reinterpretAsUInt64(span_id) IN ({ids})"
+    return Due(min(starts), max(starts), keys=keys)
+
+
+def _by_steps(store: Store, clocks: LearnedOffsets, new: str, is_judged: str, judged_ns: int) -> Iterator[Due]:
+    """Yield the streams that ran at the time of new steps, unless other engines with complete records explain their stalls."""
+    windows, crowded = _windows(store, clocks, new)
+    for batch in batches_of({key: window for key, window in windows.items() if window[0] <= judged_ns}, ENGINE_NS_SPARSE):
+        low, high = span_of(batch)
+        for each in _running(store, {tenant for tenant, _ in batch}, low, high, is_judged):
+            elsewhere = _ELSEWHERE.format(engines=is_one_of_servers(batch), around=each.started())
+            yield replace(each, which=f"{each.which} AND {elsewhere}")
+    for tenant in sorted(crowded):
+        own = f"{new} AND tenant = {quoted(tenant)}"
+        ((first, last),) = store.select(_STEPS_OF_TENANT.format(new=own))
+        low, high = stretch_of_any(store, own, int(first), int(last))
+        if low <= judged_ns:
+            yield from _running(store, {tenant}, low, high, is_judged)
+
+
+def _windows(store: Store, clocks: LearnedOffsets, new: str) -> tuple[dict[EngineKey, Window], set[str]]:
+    """Return when the streams ran that the new steps of each engine are about, and the tenants with too many engines or times."""
+    steps: dict[str, list[tuple[EngineKey, int, int]]] = {}
+    for name, engine, low, high in store.select(_STEPS.format(new=new, most=_ENGINES_MAX + 1)):
+        tenant = str(unquoted(name))
+        steps.setdefault(tenant, []).append(((tenant, str(unquoted(engine))), int(low), int(high)))
+    crowded = {tenant for tenant, own in steps.items() if len(own) > _ENGINES_MAX}
+    few = [each for tenant, own in steps.items() if tenant not in crowded for each in own]
+    if few:
+        others = f"{new} AND tenant NOT IN ({quoted_all(sorted(crowded))})" if crowded else new
+        clocks.learn(store, others, min(low for _, low, _ in few), max(high for _, _, high in few))
+    windows = {key: clocks.stretch(key, low, high) for key, low, high in few}
+    for tenant in steps.keys() - crowded:
+        own_windows = {key: windows[key] for key, _, _ in steps[tenant]}
+        if len(own_windows) > _TIMES_MAX and sum(1 for _ in batches_of(own_windows, ENGINE_NS_SPARSE)) > _TIMES_MAX:
+            crowded.add(tenant)
+    return {key: window for key, window in windows.items() if key[0] not in crowded}, crowded
+
+
+def _running(store: Store, tenants: Collection[str], low: int, high: int, is_judged: str) -> Iterator[Due]:
+    """Yield the judged streams of these tenants that ran between these times.
 
     A stream's clock may be wrong; then the time at which it was received shows when it ran.
     """
-    steps = [
-        ((str(unquoted(tenant)), str(unquoted(engine))), int(low), int(high))
-        for tenant, engine, low, high in store.select(_STEPS.format(new=new))
-    ]
-    if not steps:
-        return
-    clocks.learn(store, new, min(low for _, low, _ in steps), max(high for _, _, high in steps))
-    windows = {key: clocks.stretch(key, low, high) for key, low, high in steps}
-    for batch in batches_of({key: window for key, window in windows.items() if window[0] <= judged_ns}, ENGINE_NS_SPARSE):
-        low, high = span_of(batch)
-        own = f"tenant IN ({quoted_all(sorted({tenant for tenant, _ in batch}))}) AND {is_judged}"
-        ran = Due(low - STREAM_NS_MAX, high, f"{own} AND addNanoseconds(start_time, duration_ns) >= {time_ns(low)}")
-        for each in (_found(store, ran), _by_time_of_receipt(store, own, low, high)):
-            if each is not None:
-                elsewhere = _ELSEWHERE.format(engines=is_one_of_servers(batch), around=each.started())
-                yield replace(each, which=f"{each.which} AND {elsewhere}")
+    own = f"tenant IN ({quoted_all(sorted(tenants))}) AND {is_judged}"
+    ran = Due(low - STREAM_NS_MAX, high, f"{own} AND addNanoseconds(start_time, duration_ns) >= {time_ns(low)}")
+    for each in (_found(store, ran), _by_time_of_receipt(store, own, low, high)):
+        if each is not None:
+            yield each
 
 
 # The streams are not explained by the complete records of other engines.
@@ -285,18 +288,19 @@ def _by_first_tokens(store: Store, new: str, is_judged: str, judged_ns: int) -> 
     if not sent:
         return
     low, high = min(times[0][0] for times in sent.values()), max(times[-1][1] for times in sent.values())
-    engines: set[EngineKey] = set()
-    steps: list[int] = []
+    found: dict[EngineKey, list[int]] = {}
     for tenant, engine_id, at_ns in store.select(
         _UNKNOWN_PROMPTS.format(around=_around(low, high), inside=between_ns("culprit_at", low, high))
     ):
         own = str(unquoted(tenant)), str(unquoted(engine_id))
         if any(_contains(sent.get((own[0], server), ()), int(at_ns)) for server in (own[1], server_of(own[1]))):
-            engines.add(own)
-            steps.append(int(at_ns))
-    if steps:
-        unknown = f"{is_one_of(engines)} AND {_IS_UNKNOWN_PROMPT} AND {between_ns('culprit_at', min(steps), max(steps))}"
-        yield _with_stalls(min(steps), max(steps), is_judged, unknown)
+            found.setdefault(own, []).append(int(at_ns))
+    engines = sorted(found)
+    for first in range(0, len(engines), _ENGINES_AT_ONCE):
+        some = engines[first : first + _ENGINES_AT_ONCE]
+        begin, end = min(min(found[key]) for key in some), max(max(found[key]) for key in some)
+        unknown = f"{is_one_of(some)} AND {_IS_UNKNOWN_PROMPT} AND {between_ns('culprit_at', begin, end)}"
+        yield _with_stalls(begin, end, is_judged, unknown)
 
 
 def _contains(stretches: Sequence[tuple[int, int]], at_ns: int) -> bool:

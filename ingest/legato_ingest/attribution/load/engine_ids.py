@@ -1,4 +1,4 @@
-"""Ids of engines in SQL."""
+"""Ids of engines in SQL. Many ids are one string: ClickHouse takes some KB for each literal, and refuses a statement of too many."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from collections.abc import Collection, Sequence
 
 from legato_ingest.attribution.model.scraped import EngineKey
 from legato_ingest.definitions import server_of
-from legato_ingest.storage.sql import quoted, quoted_all
+from legato_ingest.storage.sql import digits_of, quoted, quoted_all
 
 __all__ = ["ids_of_server", "is_one_of", "is_one_of_servers"]
+
+# More ids are sent as one string of their hexadecimal digits.
+_LITERALS_MAX = 256
 
 
 def ids_of_server(engine_id: str) -> frozenset[str]:
@@ -27,9 +30,14 @@ def is_one_of(keys: Collection[EngineKey], with_ranks: bool = False) -> str:
 
 def _is_own(keys: Sequence[EngineKey]) -> str:
     """Return the condition for the rows of these engines. To look up pairs of two texts takes half of the time of a read of many steps."""
+    engines = [engine for _, engine in keys]
     if len({tenant for tenant, _ in keys}) == 1:
-        return f"(tenant = {quoted(keys[0][0])} AND engine_id IN ({quoted_all([engine for _, engine in keys])}))"
-    return "(tenant, engine_id) IN (" + ", ".join(f"({quoted(tenant)}, {quoted(engine)})" for tenant, engine in keys) + ")"
+        ids = quoted_all(engines) if len(keys) <= _LITERALS_MAX else f"SELECT unhex(arrayJoin({digits_of(engines)}))"
+        return f"(tenant = {quoted(keys[0][0])} AND engine_id IN ({ids}))"
+    if len(keys) <= _LITERALS_MAX:
+        return "(tenant, engine_id) IN (" + ", ".join(f"({quoted(tenant)}, {quoted(engine)})" for tenant, engine in keys) + ")"
+    pairs = f"arrayZip({digits_of(tenant for tenant, _ in keys)}, {digits_of(engines)})"
+    return f"(tenant, engine_id) IN (SELECT unhex(key.1), unhex(key.2) FROM (SELECT arrayJoin({pairs}) AS key))"
 
 
 def is_one_of_servers(keys: Collection[EngineKey]) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from legato_ingest.attribution.load.by_engine import Rows, Window, Windows, batches_of, columns_of, span_of
+from legato_ingest.attribution.load.by_engine import Rows, Window, Windows, batches_of, columns_of, sample_tables, span_of
 from legato_ingest.attribution.load.engine_ids import ids_of_server
 from legato_ingest.attribution.load.node_samples import has_samples
 from legato_ingest.attribution.model.counters import grown
@@ -62,15 +63,20 @@ def gpu_clocks(store: Store, windows: Windows) -> dict[EngineKey, list[GpuClock]
     for batch in batches_of(windows):
         where = {"inside": between_ns("recorded_at", *span_of(batch)), "tenants": quoted_all(sorted({tenant for tenant, _ in batch}))}
         sought = _sought(store, batch, where)
-        ids = frozenset().union(*(each.ids | each.sharing_ids for each in sought.values()))
-        gpus = frozenset().union(*(each.gpus for each in sought.values()))
-        own = quoted_all(sorted(frozenset().union(*(each.ids for each in sought.values()))))
-        which = f"(engine_id IN ({own}) OR gpu IN ({quoted_all(sorted(gpus))}))" if gpus else f"engine_id IN ({own})"
-        metrics = quoted_all((_THROTTLE_TIME, _CLOCK))
-        table = store.select_arrow(_SAMPLES.format(metrics=metrics, ids=quoted_all(sorted(ids)), which=which, **where))
-        if table.num_rows:
-            out.update(_by_engine(columns_of(table), sought, batch))
+        for some, table in sample_tables(store, partial(_samples_sql, sought, where), batch):
+            if table.num_rows:
+                out.update(_by_engine(columns_of(table), {key: sought[key] for key in some}, batch))
     return out
+
+
+def _samples_sql(sought: Mapping[EngineKey, _Sought], where: Mapping[str, str], engines: Iterable[EngineKey]) -> str:
+    """Return the statement for the samples about these engines."""
+    own = [sought[key] for key in engines]
+    ids = quoted_all(sorted(frozenset().union(*(each.ids | each.sharing_ids for each in own))))
+    gpus = quoted_all(sorted(frozenset().union(*(each.gpus for each in own))))
+    of_engines = f"engine_id IN ({quoted_all(sorted(frozenset().union(*(each.ids for each in own))))})"
+    which = f"({of_engines} OR gpu IN ({gpus}))" if gpus else of_engines
+    return _SAMPLES.format(metrics=quoted_all((_THROTTLE_TIME, _CLOCK)), ids=ids, which=which, **where)
 
 
 def _sought(store: Store, windows: Windows, where: Mapping[str, str]) -> dict[EngineKey, _Sought]:

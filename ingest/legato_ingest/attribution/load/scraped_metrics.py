@@ -6,15 +6,16 @@ is added up, and where one of them is not known, the sum is not known either.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from legato_ingest.attribution.load.by_engine import Windows, rows_by_engine
+from legato_ingest.attribution.load.by_engine import Windows, rows_by_engine, sample_tables
 from legato_ingest.attribution.load.engine_ids import is_one_of
-from legato_ingest.attribution.model.counters import grown
 from legato_ingest.attribution.model.scraped import (
     AROUND_NS,
     CPU_TIME,
@@ -35,8 +36,6 @@ from legato_ingest.storage.sql import between_ns, quoted, quoted_all, unquoted
 __all__ = ["OF_ALL_CPUS", "SCRAPED_METRICS", "UP", "boots_of", "scraped_metrics"]
 
 Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 OF_ALL_CPUS = "attributes['cpu.logical_number'] = '' AND attributes['cpu'] = ''"
 """The condition for samples of all CPUs together, as the agent sends them. A Collector sends samples of each CPU, under newer attribute
@@ -99,10 +98,11 @@ def scraped_metrics(store: Store, streams: Sequence[Stream]) -> dict[EngineKey, 
         return {}
     low, high = min(stream.start_ns for stream in streams), max(_end_ns(stream) for stream in streams)
     window = (low - 2 * AROUND_NS, high + 2 * AROUND_NS)
-    where = {"inside": between_ns("recorded_at", *window), "which": is_one_of(engines, with_ranks=True)}
-    series, longest = _series_of(store, engines, where), _longest_of(store, engines, where)
-    boots, cpu = boots_of(store, dict.fromkeys(engines, window)), _cpu_times_of(store, engines, *window)
-    return {key: _metrics(own, longest.get(key, []), boots[key], cpu.get(key, {})) for key, own in series.items()}
+    inside = between_ns("recorded_at", *window)
+    longest, cpu = _longest_of(store, engines, inside), _cpu_times_of(store, engines, inside)
+    boots = boots_of(store, dict.fromkeys(engines, window))
+    series = _series_of(store, engines, inside)
+    return {key: _metrics(own, longest.get(key, []), boots[key], cpu.get(key, {})) for key, own in series}
 
 
 def boots_of(store: Store, windows: Windows) -> dict[EngineKey, frozenset[str]]:
@@ -111,10 +111,18 @@ def boots_of(store: Store, windows: Windows) -> dict[EngineKey, frozenset[str]]:
     return {key: frozenset(map(unquoted, found[key]["boot"].tolist())) if key in found else frozenset() for key in windows}
 
 
-def _series_of(store: Store, engines: Collection[EngineKey], where: Mapping[str, str]) -> dict[EngineKey, dict[str, list[_Series]]]:
-    """Return the series of the counters by engine and metric."""
+def _series_of(store: Store, engines: Collection[EngineKey], inside: str) -> Iterator[tuple[EngineKey, dict[str, list[_Series]]]]:
+    """Yield the series of the counters of each engine by metric."""
     metrics = quoted_all((*_FOREIGN, *_FOREIGN.values(), UP, CPU_WAIT))
-    table = store.select_arrow(_COUNTERS.format(metrics=metrics, **where))
+
+    def sql(keys: Sequence[EngineKey]) -> str:
+        return _COUNTERS.format(metrics=metrics, inside=inside, which=is_one_of(keys, with_ranks=True))
+
+    for part, table in sample_tables(store, sql, engines):
+        yield from _by_metric(table, frozenset(part)).items()
+
+
+def _by_metric(table: pa.Table, engines: Collection[EngineKey]) -> dict[EngineKey, dict[str, list[_Series]]]:
     found: dict[tuple[EngineKey, str, int], _Series] = {}
     columns = (table[name].to_pylist() for name in ("tenant", "engine_id", "metric", "series", "rank", "at_ns", "value"))
     for tenant, engine, metric, series, rank, at_ns, value in zip(*columns, strict=True):
@@ -128,14 +136,19 @@ def _series_of(store: Store, engines: Collection[EngineKey], where: Mapping[str,
     return out
 
 
-def _longest_of(store: Store, engines: Collection[EngineKey], where: Mapping[str, str]) -> dict[EngineKey, list[tuple[int, float]]]:
+def _longest_of(store: Store, engines: Collection[EngineKey], inside: str) -> dict[EngineKey, list[tuple[int, float]]]:
     """Return, for each scrape with times between tokens, its time (ns) and the upper bound of the longest of them (s)."""
-    table = store.select_arrow(_LONGEST.format(**where))
     out: dict[EngineKey, list[tuple[int, float]]] = {}
-    columns = (table[name].to_pylist() for name in ("tenant", "engine_id", "at_ns", "longest_s"))
-    for tenant, engine, at_ns, seconds in zip(*columns, strict=True):
-        for key in _engines_of_sample(unquoted(tenant), unquoted(engine), engines):
-            out.setdefault(key, []).append((int(at_ns), float(seconds)))
+
+    def sql(keys: Sequence[EngineKey]) -> str:
+        return _LONGEST.format(inside=inside, which=is_one_of(keys, with_ranks=True))
+
+    for part, table in sample_tables(store, sql, engines):
+        some = frozenset(part)
+        columns = (table[name].to_pylist() for name in ("tenant", "engine_id", "at_ns", "longest_s"))
+        for tenant, engine, at_ns, seconds in zip(*columns, strict=True):
+            for key in _engines_of_sample(unquoted(tenant), unquoted(engine), some):
+                out.setdefault(key, []).append((int(at_ns), float(seconds)))
     return out
 
 
@@ -144,19 +157,19 @@ def _engines_of_sample(tenant: str, engine: str, engines: Collection[EngineKey])
     return [key for key in dict.fromkeys(((tenant, engine), (tenant, server_of(engine)))) if key in engines]
 
 
-def _cpu_times_of(store: Store, engines: Collection[EngineKey], low_ns: int, high_ns: int) -> dict[EngineKey, dict[str, MetricCounter]]:
+def _cpu_times_of(store: Store, engines: Collection[EngineKey], inside: str) -> dict[EngineKey, dict[str, MetricCounter]]:
     """Return the time of all CPUs of the host where each engine was scraped. Engines that were scraped on several hosts are left out."""
-    inside = between_ns("recorded_at", low_ns, high_ns)
     found = store.select(_HOSTS.format(inside=inside, which=is_one_of(engines)))
     hosts = {(str(unquoted(tenant)), str(unquoted(engine))): str(unquoted(host)) for tenant, engine, host in found}
-    if not hosts:
-        return {}
-    wanted = ", ".join(f"({quoted(tenant)}, {quoted(host)})" for tenant, host in sorted({(key[0], host) for key, host in hosts.items()}))
-    table = store.select_arrow(_CPU_TIMES.format(inside=inside, hosts=wanted))
+
+    def sql(keys: Sequence[tuple[str, str]]) -> str:
+        return _CPU_TIMES.format(inside=inside, hosts=", ".join(f"({quoted(tenant)}, {quoted(host)})" for tenant, host in keys))
+
     rows: dict[EngineKey, list[tuple[int, float, float]]] = {}
-    columns = (table[name].to_pylist() for name in ("tenant", "host", "at_ns", "stolen", "passed"))
-    for tenant, host, at_ns, stolen, passed in zip(*columns, strict=True):
-        rows.setdefault((unquoted(tenant), unquoted(host)), []).append((int(at_ns), float(stolen), float(passed)))
+    for _, table in sample_tables(store, sql, {(key[0], host) for key, host in hosts.items()}):
+        columns = (table[name].to_pylist() for name in ("tenant", "host", "at_ns", "stolen", "passed"))
+        for tenant, host, at_ns, stolen, passed in zip(*columns, strict=True):
+            rows.setdefault((unquoted(tenant), unquoted(host)), []).append((int(at_ns), float(stolen), float(passed)))
     out = {}
     for key, host in hosts.items():
         if own := rows.get((key[0], host)):
@@ -198,30 +211,31 @@ def _changes(series: Sequence[_Series], only_growth: bool = False) -> MetricCoun
     A fall is a restart, which is a change, too, unless ``only_growth`` counts. A series that begins later has changed by its first value.
     The sum is known at the moments at which every series is known.
     """
-    first = min(each.times[0] for each in series)
-    all_times = [np.array(each.times, np.int64) for each in series]
-    changes = []
-    for each in series:
-        values = np.array(each.values, np.float64)
-        own = np.diff(grown(values), prepend=0.0) if only_growth else np.abs(np.diff(values, prepend=values[0]))
-        if each.times[0] > first and not only_growth:
-            own[0] = abs(values[0])
-        changes.append(own)
-    times, places = np.unique(np.concatenate(all_times), return_inverse=True)
-    total = np.asarray(np.cumsum(np.bincount(places, np.concatenate(changes), len(times))), np.float64)
-    known = np.ones(len(times), np.bool_)
-    for own_times in all_times:
-        known &= ~_in_hole(times, own_times)
+    starts = np.cumsum([0, *(len(each.times) for each in series[:-1])])
+    at = np.fromiter(chain.from_iterable(each.times for each in series), np.int64)
+    values = np.fromiter(chain.from_iterable(each.values for each in series), np.float64)
+    change = np.diff(values, prepend=values[0])
+    change = np.maximum(change, 0.0) if only_growth else np.abs(change)
+    change[starts] = 0.0 if only_growth else np.where(at[starts] > at.min(), np.abs(values[starts]), 0.0)
+    times, places = np.unique(at, return_inverse=True)
+    total = np.asarray(np.cumsum(np.bincount(places, change, len(times))), np.float64)
+    known = _holes(times, places, starts) == 0
     return MetricCounter(times[known], total[known])
 
 
-def _in_hole(times: Ints, own: Ints) -> Bools:
-    """Return which of these moments are in a hole of a series with samples at ``own``, or long after its last sample."""
-    ends = np.append(own, times[-1] + 1)
-    out = np.zeros(len(times), np.bool_)
-    for hole in np.flatnonzero(np.diff(ends) > SCRAPE_DISTANCE_NS_MAX):
-        out |= (times > ends[hole]) & (times < ends[hole + 1])
-    return out
+def _holes(times: Ints, places: Ints, starts: Ints) -> Ints:
+    """Return how many series have a hole at each of these moments: between two samples, or long after the last one.
+
+    ``places``: the moment of each sample, one series after the other; ``starts``: the first sample of each series.
+    """
+    nexts = np.append(places[1:], len(times))
+    nexts[starts[1:] - 1] = len(times)
+    ends_ns = np.append(times, times[-1] + 1)
+    is_hole = ends_ns[nexts] - times[places] > SCRAPE_DISTANCE_NS_MAX
+    # A hole begins behind one sample, and ends before the next one of its series.
+    begun = np.bincount(places[is_hole] + 1, minlength=len(times) + 1)
+    ended = np.bincount(nexts[is_hole], minlength=len(times) + 1)
+    return np.asarray(np.cumsum(begun - ended)[:-1], np.int64)
 
 
 def _end_ns(stream: Stream) -> int:

@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 
 from legato_ingest.attribution.load.due import CLOCKS_APART_NS, Due
 from legato_ingest.attribution.load.superseded import KNOWS_CHUNKS
+from legato_ingest.attribution.model.gaps import GAPS_MAX
 from legato_ingest.attribution.model.judge import GapKey
 from legato_ingest.attribution.model.vantage import SocketSamples, Stream, Vantage
 from legato_ingest.causes import HEALTHY
 from legato_ingest.storage import Store
 from legato_ingest.storage.sql import between_ns, integers, quoted, quoted_all, unquoted
 
-__all__ = ["Most", "clock_of", "slices_of", "stored_stalls", "streams_in"]
+__all__ = ["Most", "Size", "clock_of", "sizes_of", "slices_of", "stored_stalls", "streams_in"]
 
 Row = dict[str, Any]
 Ints = NDArray[np.int64]
@@ -73,16 +74,19 @@ FROM (SELECT substring(unhex('{digits}'), 1 + 32 * number, 32) AS id FROM number
 # measured. The time in gaps bounds the number of those that can be stalls.
 _CHUNK_BYTES, _STALL_BYTES = 106, 2_000
 _SIZE = f"""toInt64(count()) AS streams,
-    toInt64(sum({_CHUNK_BYTES} * recorded + {_STALL_BYTES} * least(recorded, intDiv(ifNull(gap_sum_us, 0), {{gap_us_min}})))) AS bytes"""
+    toInt64(sum({_CHUNK_BYTES} * recorded
+        + {_STALL_BYTES} * least({GAPS_MAX}, recorded, intDiv(ifNull(gap_sum_us, 0), {{gap_us_min}})))) AS bytes"""
 _SECONDS = f"""
 WITH toUInt64(ifNull(chunks, 0)) AS recorded
 SELECT toInt64(intDiv(toUnixTimestamp64Nano(start_time), 1000000000)) AS second, {_SIZE}
 FROM stream_revs
 WHERE {{inside}} AND {{which}}
 GROUP BY second ORDER BY second"""
+_SECOND_NS = 1_000_000_000
+_SLICE_NS_MAX = 300 * _SECOND_NS
 _TENANTS = f"""
 WITH toUInt64(ifNull(chunks, 0)) AS recorded
-SELECT tenant, {_SIZE}
+SELECT tenant, {_SIZE}, toInt64(uniqExact(intDiv(toUnixTimestamp64Nano(start_time), {_SLICE_NS_MAX}))) AS slices
 FROM stream_revs
 WHERE {{inside}} AND {{which}}
 GROUP BY tenant ORDER BY bytes, tenant"""
@@ -90,8 +94,6 @@ _HASH = f"sipHash64Keyed((toUInt64({secrets.randbits(63)}), toUInt64({secrets.ra
 _STORED = f"""
 SELECT tenant, trace_id, span_id, gap_start_us FROM verdicts FINAL
 WHERE {{inside}} AND reinterpretAsUInt64(span_id) IN ({{spans}}) AND trace_id IN ({{traces}}) AND cause != '{HEALTHY}'"""
-_SECOND_NS = 1_000_000_000
-_SLICE_NS_MAX = 300 * _SECOND_NS
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,18 @@ class Most:
 
     streams: int
     bytes: int
+
+
+class Size(NamedTuple):
+    """How much due streams are: their number, the bytes that they take while they are judged, and the slices by their start alone."""
+
+    streams: int = 0
+    bytes: int = 0
+    slices: int = 0
+
+    def plus(self, other: Size) -> Size:
+        """Return the size of both together."""
+        return Size(*(own + more for own, more in zip(self, other, strict=True)))
 
 
 def slices_of(store: Store, due: Due, gap_us_min: int, most: Most) -> list[Due]:
@@ -122,17 +136,21 @@ def slices_of(store: Store, due: Due, gap_us_min: int, most: Most) -> list[Due]:
     return out
 
 
+def sizes_of(store: Store, due: Due, gap_us_min: int) -> dict[str, Size]:
+    """Return, by tenant, how much the due streams are."""
+    sql = _TENANTS.format(inside=due.inside, which=_is_due(due, gap_us_min), gap_us_min=max(1, gap_us_min))
+    return {str(unquoted(name)): Size(*map(int, numbers)) for name, *numbers in store.select(sql)}
+
+
 def _parts_of(store: Store, due: Due, gap_us_min: int, most: Most) -> list[Due]:
     """Divide due streams of one second: tenants that fit together, and those of a larger tenant by a keyed hash.
 
     No sender can bring many streams into one part, and none divides the streams of another tenant.
     """
-    sql = _TENANTS.format(inside=due.inside, which=_is_due(due, gap_us_min), gap_us_min=max(1, gap_us_min))
     which, groups, streams, size = list[str](), list[list[str]](), 0, 0
-    for name, more_streams, more in store.select(sql):
-        tenant = unquoted(name)
+    for tenant, (more_streams, more, _) in sizes_of(store, due, gap_us_min).items():
         if more_streams > most.streams or more > most.bytes:
-            parts = min(int(more_streams), max(-(-int(more_streams) // most.streams), -(-int(more) // most.bytes)))
+            parts = min(more_streams, max(-(-more_streams // most.streams), -(-more // most.bytes)))
             which += [f"tenant = {quoted(tenant)} AND {_HASH} % {parts} = {number}" for number in range(parts)]
         elif groups and streams + more_streams <= most.streams and size + more <= most.bytes:
             groups[-1].append(tenant)

@@ -84,11 +84,20 @@ def steps_of_requests(request_steps: Ints, request_recorded_ns: Ints, number: In
     the nearest time is taken.
     """
     order = np.lexsort((recorded_ns, number))
-    low, high = np.searchsorted(number[order], request_steps, "left"), np.searchsorted(number[order], request_steps, "right")
+    # Of steps with one number and one time the first counts.
+    is_new = (np.diff(number[order], prepend=-1) != 0) | (np.diff(recorded_ns[order], prepend=-1) != 0)
+    order = order[np.maximum.accumulate(np.where(is_new, np.arange(len(order)), 0))]
+    # Steps and requests in one order of number and time: the last step before each request and the first one after it are its neighbours.
+    both = np.lexsort((np.append(recorded_ns, request_recorded_ns), np.append(number, request_steps)))
+    is_step = both < len(number)
+    after = np.cumsum(is_step)[~is_step]
+    rows = both[~is_step] - len(number)
     out = np.full(len(request_steps), -1, np.int64)
-    once = high - low == 1
-    out[once] = order[low[once]]
-    for row in np.flatnonzero(high - low > 1).tolist():
-        same = order[low[row] : high[row]]
-        out[row] = same[np.argmin(np.abs(recorded_ns[same] - request_recorded_ns[row]))]
+    nearest_ns = np.full(len(request_steps), np.iinfo(np.int64).max)
+    for place in (after - 1, after):
+        known = (place >= 0) & (place < len(order))
+        at, row = order[place[known]], rows[known]
+        distance_ns = np.abs(recorded_ns[at] - request_recorded_ns[row])
+        is_nearer = (number[at] == request_steps[row]) & (distance_ns < nearest_ns[row])
+        out[row[is_nearer]], nearest_ns[row[is_nearer]] = at[is_nearer], distance_ns[is_nearer]
     return out

@@ -16,12 +16,14 @@ from legato_ingest.attribution.model.matching import server_chunks
 from legato_ingest.attribution.model.median import median
 from legato_ingest.attribution.model.vantage import Vantage
 
-__all__ = ["Gaps", "gaps_of"]
+__all__ = ["GAPS_MAX", "Gaps", "gaps_of"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
+GAPS_MAX = 1_024
+"""Of a stream so many gaps are judged at most, the longest. A stream of 65,536 chunks can have half as many stalls, each with a verdict."""
 # A stream passed through a buffer if this share of its chunks or more arrived in releases of several, and it had this many releases.
 _BUFFERED_SHARE, _RELEASES_MIN = 0.75, 3
 # Chunks within this share of a gap after its end count as right behind it. A gap with fewer missing chunks, or with fewer chunks left in
@@ -87,14 +89,14 @@ def gaps_of(
     has_client: bool = True,
     is_open: bool = False,
 ) -> Gaps:
-    """Return the client's gaps of at least ``gap_ns_min`` between reads of content, in order.
+    """Return the client's gaps of at least ``gap_ns_min`` between reads of content, in order: the longest ``GAPS_MAX``.
 
     Without a client (``has_client``) both vantages are the server's, and the gaps are those between its sends. ``server_error_ns``: the
     possible error of the server's times if they were concluded (``matching.server_from_steps``) and not recorded.
     """
     times = client.times_ns
     reads = np.concatenate([[0], np.flatnonzero(times[1:] > times[:-1]) + 1])[: len(times)]
-    after = reads[1:][times[reads[1:]] - times[reads[1:] - 1] >= gap_ns_min]
+    after = _longest(times, reads[1:][times[reads[1:]] - times[reads[1:] - 1] >= gap_ns_min])
     count, pace = len(after), _pace_ns(times, reads)
     at_server = server_chunks(client, server, after)
     has_server = at_server > 0
@@ -121,6 +123,14 @@ def gaps_of(
         caught_up=_caught_up(times, after, pace),
         is_open=np.full(count, is_open),
     )
+
+
+def _longest(times: Ints, after: Ints) -> Ints:
+    """Return those of these chunks, in order, that have the longest gaps before them; of gaps of one length the earlier ones."""
+    if len(after) <= GAPS_MAX:
+        return after
+    order = np.argsort(times[after - 1] - times[after], kind="stable")
+    return after[np.sort(order[:GAPS_MAX])]
 
 
 def _is_among(chunks: Ints, some: Ints) -> Bools:

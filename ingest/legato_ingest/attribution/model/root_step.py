@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from legato_ingest.attribution.model.steps import ChargedSteps
 from legato_ingest.attribution.model.verdicts import Verdicts
-from legato_ingest.causes import CORE, index_of
+from legato_ingest.causes import CORE, RESPONSES_MAX, index_of
 from legato_ingest.timeline.ragged import Segments
 
 __all__ = ["RootSteps", "prompts_in_steps", "responses_of", "root_steps"]
@@ -66,27 +66,28 @@ def _largest(values: Ints, first: Ints, last: Ints) -> tuple[Ints, Ints]:
 
 
 def prompts_in_steps(steps: ChargedSteps, roots: Sequence[int], first_tokens: Mapping[str, int]) -> dict[int, list[str]]:
-    """Return, for root-cause steps of ``scheduling``, the requests that were prefilled in them.
+    """Return, for root-cause steps of ``scheduling``, the requests that were prefilled in them, the first ``RESPONSES_MAX`` by name.
 
     ``first_tokens``: by response id, the index of the step that gave the request its first token. A prompt that takes several steps is in
     all of them up to that step. A step without a first token directly after its prompt is left out.
     """
-    order = sorted(first_tokens.items(), key=lambda item: item[1])
-    at = np.array([step for _, step in order], np.int64)
+    order = sorted((step, name) for name, step in first_tokens.items())
+    at = np.array([step for step, _ in order], np.int64)
     without = np.concatenate([[0], np.cumsum(steps.prefill_tokens == 0)])
     out: dict[int, list[str]] = {}
     for root in set(roots):
         low = int(np.searchsorted(at, root))
         if low == len(at) or without[at[low] + 1] > without[root]:
             continue
-        out[root] = [name for name, step in order[low:] if step == at[low]]
+        end = min(low + RESPONSES_MAX, int(np.searchsorted(at, at[low], "right")))
+        out[root] = [name for _, name in order[low:end]]
     return out
 
 
 def responses_of(
     rows: Ints, roots: Ints, verdicts: Verdicts, own: Sequence[str], steps: ChargedSteps, first_tokens: Mapping[str, int]
 ) -> list[list[str]]:
-    """Return, for each of the gaps ``rows``, the response ids behind its root-cause step (``roots``, an entry a row).
+    """Return, for each of the gaps ``rows``, ``RESPONSES_MAX`` response ids at most behind its root-cause step (``roots``, an entry a row).
 
     They are the requests that were prefilled in it, or those that were recomputed; for a preempted stream the stream itself. ``own``: the
     response id of each gap's stream, an entry a gap.
@@ -95,7 +96,8 @@ def responses_of(
     prompts = prompts_in_steps(steps, roots[is_prefill].tolist(), first_tokens)
     recomputed: dict[int, list[str]] = {}
     for row in np.flatnonzero(verdicts.preempted >= 0).tolist():
-        recomputed.setdefault(int(verdicts.step_last[row]), []).append(own[row])
+        if len(names := recomputed.setdefault(int(verdicts.step_last[row]), [])) < RESPONSES_MAX:
+            names.append(own[row])
     out: list[list[str]] = []
     for row, root in zip(rows.tolist(), roots.tolist(), strict=True):
         cause = verdicts.cause[row]

@@ -22,7 +22,7 @@ export const CAUSES = {
   render: { label: 'rendering', color: '#F0E442', meaning: "the end user's screen showed the text late; reserved for the vantage `screen`" },
 };
 
-const NOT_JUDGED = { label: 'not judged yet', color: '#888888', meaning: '' };
+const NOT_JUDGED = { label: 'not judged', color: '#888888', meaning: '' };
 
 /** Return {label, color, meaning} of a cause; of a stall without a verdict for "" and for a name that this page does not know. */
 export function causeOf(name) {

@@ -11,6 +11,7 @@ from helpers.builders.batches import received_points
 from helpers.builders.points import gauge, metrics_request, total
 from helpers.builders.world import MS, World
 from helpers.builders.world_spans import put, steps, stream
+from legato_ingest.attribution.load import by_engine
 from legato_ingest.attribution.load.cpu_wait import cpu_samples
 from legato_ingest.attribution.model.cpu_wait import CpuSamples, cpu_waits_around
 from legato_ingest.attribution.worker import AttributionWorker
@@ -55,6 +56,18 @@ def test_growth_around_a_stall_is_evidence(store: Store) -> None:
     found = evidence(waits(store), 1_200 * MS, 1_900 * MS)
     assert found == {"cpu_wait_us": 800_000, "cpu_wait_of_us": 1_000_000, "cpu_stolen_us": 300_000, "cpu_stolen_of_us": 2_000_000}
     assert evidence(waits(store, "e/1"), 1_200 * MS, 1_900 * MS) == found
+
+
+def test_an_engine_or_a_host_with_very_many_samples_is_one_without(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others that share the queries keep theirs."""
+    monkeypatch.setattr(by_engine, "_SAMPLES_MAX", 12)
+    for engine, waited, stolen in (("few", 2, 3), ("many", 13, 3), ("stolen", 12, 13)):
+        sampled(store, WAIT, {at * S: 1.0 for at in range(waited)}, engine, host=f"node of {engine}")
+        sampled(store, CPU, {at * S: 1.0 for at in range(stolen)}, host=f"node of {engine}", cpu__mode="steal")
+    window = START - 3_600 * S, START + 3_600 * S
+    found = cpu_samples(store, {("", engine): window for engine in ("few", "many", "stolen")})
+    counts = {engine: [sum(len(each.times_ns) for each in part) for part in (own.waits, own.stolen)] for (_, engine), own in found.items()}
+    assert counts == {"few": [2, 3], "many": [0, 0], "stolen": [12, 0]}
 
 
 def test_stolen_time_is_not_counted_twice(store: Store) -> None:

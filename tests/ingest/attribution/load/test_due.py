@@ -16,7 +16,8 @@ from helpers.builders.spans import SECOND_NS, native_span, request, steady_timel
 from helpers.builders.world import World
 from helpers.builders.world_spans import ENGINE, put, steps, stream
 from legato_ingest.attribution.load import due as module
-from legato_ingest.attribution.load.due import ClockOffsets, Due, due_by_receipt, joined
+from legato_ingest.attribution.load.due import Due, due_by_evidence, due_by_receipt, joined
+from legato_ingest.attribution.load.learned_offsets import LearnedOffsets
 from legato_ingest.storage import Store
 
 START_NS = 1_700_000_000 * SECOND_NS
@@ -77,6 +78,21 @@ def test_due_streams_become_a_list_of_spans(filled: Store, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("spans_max", [0, 16_000])
+def test_streams_of_a_tenant_that_is_left_out_are_not_due(store: Store, monkeypatch: pytest.MonkeyPatch, spans_max: int) -> None:
+    """Also with the span ids of another one that are due."""
+    monkeypatch.setattr(module, "_SPANS_MAX", spans_max)
+    for tenant in ("own", "other"):
+        body = request()
+        native_span(
+            body, {"legato.stream.timeline": steady_timeline(3, 300_000)}, trace_id=b"t" * 16, span_id=b"same-ids", start_ns=START_NS
+        )
+        put(store, body, RECEIVED_NS, tenant)
+    (due,) = due_by_receipt(store, 0, 2**42, tenants="tenant NOT IN ('other')")
+    sql = f"SELECT tenant FROM stream_revs WHERE {due.inside} AND {due.which}"
+    assert [tuple(row) for row in store.select(sql)] == [("own",)]
+
+
+@pytest.mark.parametrize("spans_max", [0, 16_000])
 def test_late_steps_are_found_by_a_list_and_by_a_condition(store: Store, monkeypatch: pytest.MonkeyPatch, spans_max: int) -> None:
     """The verdicts are the same either way."""
     monkeypatch.setattr(module, "_SPANS_MAX", spans_max)
@@ -106,7 +122,7 @@ def test_the_offset_of_a_clock_is_searched_near_its_records_first(store: Store, 
             asked.append(sql)
             return store.select(sql)
 
-    clocks, recorded_ns = ClockOffsets(), world.records().recorded_ns
+    clocks, recorded_ns = LearnedOffsets(), world.records().recorded_ns
     low, high = int(recorded_ns[0]), int(recorded_ns[-1])
     for _ in range(3):
         clocks.learn(cast(Store, Counting()), "1", low, high)
@@ -152,3 +168,34 @@ def test_the_last_moment_hides_no_other_stream(store: Store, monkeypatch: pytest
         _put_stream(store, start_ns, RECEIVED_NS)
     due = due_by_receipt(store, RECEIVED_NS // 10**6 - 1, RECEIVED_NS // 10**6)
     assert rows_of(store, due) == [0, (last_ns - START_NS) // SECOND_NS]
+
+
+def test_the_text_of_joined_streams_grows_with_the_sum_of_theirs() -> None:
+    """Not with its square: ClickHouse refuses a statement that is too big."""
+    parts = [Due(0, 10, f"engine_id NOT IN ('{number:0100}')", f"span_id = '{number:0100}'") for number in range(200)]
+    (one,) = joined(parts)
+    assert len(one.keys) + len(one.which) < 4 * sum(len(each.inside) + len(each.which) for each in parts)
+
+
+@pytest.mark.parametrize("apart_ns", [0, 3_600 * SECOND_NS])
+def test_very_many_engines_of_a_tenant_are_few_queries(store: Store, monkeypatch: pytest.MonkeyPatch, apart_ns: int) -> None:
+    """At one time, or each at another: their streams are due without a list of the engines."""
+    monkeypatch.setattr(module, "_TIMES_MAX", 4)
+    if not apart_ns:
+        monkeypatch.setattr(module, "_ENGINES_MAX", 19)
+    _put_stream(store, START_NS, RECEIVED_NS)
+    began_ns = START_NS - int(World(steps=2).ends[0])
+    for number in range(20):
+        put(store, steps(World(steps=2, offset_ns=began_ns - number * apart_ns), engine_id=f"engine-{number}"), RECEIVED_NS + SECOND_NS)
+    asked: list[str] = []
+    real = store.select
+
+    def select(sql: str) -> Any:
+        asked.append(sql)
+        return real(sql)
+
+    monkeypatch.setattr(store, "select", select)
+    judged_ms, seen_ms = RECEIVED_NS // 10**6, (RECEIVED_NS + SECOND_NS) // 10**6
+    due = due_by_evidence(store, LearnedOffsets(), judged_ms, judged_ms, seen_ms)
+    assert rows_of(store, joined(due)) == [0]
+    assert len(asked) < 20 and not any(b"engine-".hex() in each.inside + each.which for each in due)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from helpers.builders.batches import received_points
 from helpers.builders.points import gauge, metrics_request, total
+from legato_ingest.attribution.load import by_engine
 from legato_ingest.attribution.load.gpu_clock_samples import gpu_clocks
 from legato_ingest.attribution.model.gpu_throttle import GpuClock
 from legato_ingest.attribution.model.scraped import EngineKey
@@ -79,3 +82,16 @@ def test_several_nodes_or_a_clock_without_counter_give_no_samples(store: Store) 
         store.insert("node_samples", received_points(body, tenant="", now_ns=start_ns, limits=Limits(retention_days=0)).samples)
         found = _clocks(store, ("", "127.0.0.1:8000"), start_ns)
         assert [len(gpu.times_ns) for gpu in found] == ([0] if host == "node-1" else [])
+
+
+def test_an_engine_with_very_many_samples_is_one_without(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others that share the query keep theirs."""
+    monkeypatch.setattr(by_engine, "_SAMPLES_MAX", 12)
+    body, start_ns = metrics_request({"host.name": "node-1"}), 1_790_000_000 * 10**9
+    for engine, count in (("few", 2), ("many", 13), ("some", 12)):
+        of = {"legato.engine.id": engine, "hw.id": f"GPU of {engine}", "reason": "thermal"}
+        for second in range(count):
+            total(body, "hw.gpu.throttle.time", second, start_ns + second * 10**9, attributes=of)
+    store.insert("node_samples", received_points(body, tenant="", now_ns=start_ns, limits=Limits(retention_days=0)).samples)
+    found = gpu_clocks(store, {("", engine): (start_ns, start_ns + 60 * 10**9) for engine in ("few", "many", "some")})
+    assert {engine: [len(each.times_ns) for each in own] for (_, engine), own in found.items()} == {"few": [2], "some": [12]}

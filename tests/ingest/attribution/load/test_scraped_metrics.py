@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import pathlib
+import time
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from helpers.builders.batches import received_points
 from helpers.builders.points import metrics_request, total
 from helpers.builders.world import MS, World
+from helpers.platform.examples import examples
 from helpers.repo.repository import ROOT
 from legato_gpu_agent.agent.otlp_metrics import metrics_request as agent_request
 from legato_gpu_agent.collectors.exposition import ExpositionReader
 from legato_gpu_agent.collectors.measurement import Measurement
 from legato_gpu_agent.engines.registry import ENGINES
-from legato_ingest.attribution.load.scraped_metrics import scraped_metrics
+from legato_ingest.attribution.load import by_engine
+from legato_ingest.attribution.load.scraped_metrics import _changes, _Series, scraped_metrics
 from legato_ingest.attribution.model.metric_exclusion import is_still
-from legato_ingest.attribution.model.scraped import PREEMPTIONS, PROMPT_TOKENS, ScrapedMetrics
+from legato_ingest.attribution.model.scraped import PREEMPTIONS, PROMPT_TOKENS, SCRAPE_DISTANCE_NS_MAX, ScrapedMetrics
 from legato_ingest.attribution.model.vantage import Stream
 from legato_ingest.otlp.batch import Limits
 from legato_ingest.storage import Store
@@ -156,6 +161,57 @@ def test_cpu_times_of_a_collector_are_left_out(store: Store) -> None:
     counted(store, "system.cpu.time", {0: 1, 1: 2}, "", cpu__mode="steal")
     found = of(store, "e").counters
     assert found["stolen"].values.tolist() == [1, 2] and found["system.cpu.time"].values.tolist() == [10, 12]
+
+
+SAMPLES = st.lists(
+    st.dictionaries(st.integers(0, 40), st.sampled_from([0.0, 1.0, 3.0]), min_size=1).map(lambda own: dict(sorted(own.items()))),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(SAMPLES, st.booleans())
+@examples(200)
+def test_added_up_series_are_known_where_none_has_a_hole(samples: list[dict[int, float]], only_growth: bool) -> None:
+    """Series by series, and moment by moment, with samples at any multiples of ten seconds."""
+    series = [_Series(("e", ""), [10 * S * at for at in own], list(own.values())) for own in samples]
+    found = _changes(series, only_growth)
+    first, last = min(min(own) for own in samples), max(max(own) for own in samples)
+    expected, total = {}, 0.0
+    for moment in sorted(set().union(*samples)):
+        is_known = True
+        for own in samples:
+            before, after = [at for at in own if at <= moment], [at for at in own if at >= moment]
+            if moment in own:
+                change = own[moment] - (own[before[-2]] if len(before) > 1 else 0.0 if moment > first else own[moment])
+                total += (max(change, 0.0) if len(before) > 1 else 0.0) if only_growth else abs(change)
+            elif before:
+                # The end of all samples is one ns behind the last of them.
+                distance_ns = 10 * S * (after[0] - before[-1]) if after else 10 * S * (last - before[-1]) + 1
+                is_known &= distance_ns <= SCRAPE_DISTANCE_NS_MAX
+        if is_known:
+            expected[10 * S * moment] = total
+    assert dict(zip(found.times_ns.tolist(), found.values.tolist(), strict=True)) == expected
+
+
+def test_the_time_to_add_up_series_grows_with_their_number() -> None:
+    """Not with its square: 128,000 of one counter that end long before the last one took 20 s."""
+    series = [_Series(("e", ""), [place * MS], [1.0]) for place in range(100_000)]
+    started = time.process_time()
+    assert len(_changes(series).times_ns) == 1
+    assert time.process_time() - started < 2
+
+
+def test_an_engine_with_very_many_samples_is_one_without(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of its ranks count; others that share the queries keep theirs."""
+    monkeypatch.setattr(by_engine, "_SAMPLES_MAX", 12)
+    for engine, count in (("few", 2), ("many", 13), ("ranks", 6), ("ranks/1", 7), ("some", 12)):
+        counted(store, PREEMPTIONS, dict.fromkeys(range(count), 7.0), engine)
+    streams = [
+        Stream("", START, bytes(16), bytes(8), World().client(0), None, engine, "", "") for engine in ("few", "many", "ranks", "some")
+    ]
+    found = scraped_metrics(store, streams)
+    assert {engine: len(own.counters[PREEMPTIONS].times_ns) for (_, engine), own in found.items()} == {"few": 2, "some": 12}
 
 
 def _lines(page: bytes) -> list[bytes]:

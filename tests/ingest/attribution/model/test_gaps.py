@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 
@@ -98,3 +100,15 @@ def test_gaps_can_be_taken_and_joined() -> None:
     gaps = gaps_of(vantage(0, 300, 700), None, 0, 100 * MS)
     both = Gaps.joined([gaps, gaps.at(np.array([1]))])
     assert (both.length_ns // MS).tolist() == [300, 400, 400]
+
+
+@pytest.mark.parametrize("lengths_ms", [(300, 500, 400, 300, 250), (300, 300, 300, 300, 300), (700, 200)])
+def test_of_very_many_gaps_the_longest_are_judged(monkeypatch: pytest.MonkeyPatch, lengths_ms: tuple[int, ...]) -> None:
+    """In order of time; of gaps of one length the first ones. What they say about the stream is the same."""
+    client = vantage(*np.cumsum((0, *lengths_ms)).tolist(), *range(10_000, 10_400, 20))
+    every = gaps_of(client, None, 0, 250 * MS)
+    monkeypatch.setattr("legato_ingest.attribution.model.gaps.GAPS_MAX", 3)
+    some = gaps_of(client, None, 0, 250 * MS)
+    longest = sorted(range(len(every.start_ns)), key=lambda row: (-every.length_ns[row], row))[:3]
+    for field in fields(Gaps):
+        np.testing.assert_array_equal(getattr(some, field.name), getattr(every.at(np.array(sorted(longest))), field.name))

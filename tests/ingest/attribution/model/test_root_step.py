@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -57,6 +61,28 @@ def test_a_prompt_is_in_all_steps_up_to_its_first_token() -> None:
     first_tokens = {"a": 4, "b": 4, "c": 9, "d": 1}
     assert prompts_in_steps(steps, [2, 4, 7], first_tokens) == {2: ["a", "b"], 4: ["a", "b"]}
     assert prompts_in_steps(steps, [], {}) == {} and prompts_in_steps(steps, [2], {}) == {}
+
+
+def test_a_step_with_many_requests_names_sixteen_of_them() -> None:
+    """Each stall of the step repeats them: 4,000 short requests made 1.2 million ids of 300 stalls."""
+    many = {f"request-{number:03}": 4 for number in reversed(range(50))}
+    (names,) = prompts_in_steps(prefilled(2, 3, 4), [4], {**many, "later": 5}).values()
+    assert names == [f"request-{number:03}" for number in range(16)]
+    rows = [verdict("kv_pressure", {}, step_first=5, step_last=8, preempted=5) for _ in many] + [
+        verdict("kv_pressure", {}, step_first=8, step_last=8)
+    ]
+    both = type(rows[0])(*(np.concatenate([getattr(each, name) for each in rows]) for name in rows[0].__dataclass_fields__))
+    found = responses_of(np.array([50]), np.array([8]), both, [*many, "other"], prefilled(), {})
+    assert [len(each) for each in found] == [16]
+
+
+def test_the_time_to_name_requests_grows_with_their_number() -> None:
+    """Not with its square: 8,000 steps with a request each took 7 s."""
+    names = {f"{number}": number for number in range(12_000)}
+    many: Any = SimpleNamespace(prefill_tokens=np.ones(len(names)))
+    started = time.process_time()
+    assert len(prompts_in_steps(many, list(names.values()), names)) == len(names)
+    assert time.process_time() - started < 2
 
 
 def test_responses_are_those_prefilled_recomputed_or_the_stream_itself() -> None:

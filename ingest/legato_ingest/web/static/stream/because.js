@@ -3,7 +3,7 @@
 // The numbers are those of the root-cause step in the engine's lanes. It judges nothing, and leaves out what is not known.
 
 import { causeOf } from '../causes.js';
-import { count, duration, some } from './format.js';
+import { count, duration, more, some } from './format.js';
 
 // Verdicts that name no event, causes with an event in a step of the engine, and causes that make a step longer than its work explains.
 const UNNAMED = new Set(['unknown', 'mixed']);
@@ -58,5 +58,5 @@ function known({ steps, place }, name) {
 function owners(stall, cause) {
   const ids = stall.culprit_responses;
   if (!ids.length || stall.cause !== cause) return '';
-  return ids.length > 2 ? ` of ${ids.slice(0, 2).join(', ')} and ${count(ids.length - 2)} more` : ` of ${ids.join(' and ')}`;
+  return ids.length > 2 ? ` of ${ids.slice(0, 2).join(', ')} and ${more(ids, 2)}` : ` of ${ids.join(' and ')}`;
 }

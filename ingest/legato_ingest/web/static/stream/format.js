@@ -7,6 +7,9 @@ const NUMBER = new Intl.NumberFormat('en');
 
 export const isKnown = (value) => value !== null && value !== undefined && !Number.isNaN(value);
 
+/** Return how many more requests a verdict names than are `shown`. It names 16 at most. */
+export const more = (ids, shown) => `${ids.length < 16 ? '' : 'at least '}${count(ids.length - shown)} more`;
+
 /** Return a length of time in µs as `410 µs`, `23 ms`, `1.34 s` or `2 min 5 s`. */
 export function duration(us) {
   if (!isKnown(us)) return DASH;

@@ -5,7 +5,7 @@
 import { causeOf } from '../causes.js';
 import { el, swatch as mark } from '../panels/dom.js';
 import { because } from './because.js';
-import { count, duration, moment, share, some } from './format.js';
+import { count, duration, moment, more, share, some } from './format.js';
 
 const RUNBOOK = '/d/legato-runbook/runbook';
 const FIRST_SHOWN = 8;
@@ -112,7 +112,7 @@ const runbook = (stall, href) =>
 function culprits(stall) {
   const ids = stall.culprit_responses;
   if (!ids.length) return [];
-  return [`Requests behind the root cause: ${ids.slice(0, 4).join(', ')}${ids.length > 4 ? ` and ${ids.length - 4} more` : ''}.`];
+  return [`Requests behind the root cause: ${ids.slice(0, 4).join(', ')}${ids.length > 4 ? ` and ${more(ids, 4)}` : ''}.`];
 }
 
 function noStall(model) {

@@ -1,0 +1,217 @@
+"""Tenants with much to judge delay no other: they are judged in turns, and nothing of theirs is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from helpers.builders.judging import RECEIVED_NS
+from helpers.builders.spans import native_span, request
+from helpers.builders.world import MS
+from helpers.builders.world_spans import put
+from helpers.servers.committing import StoreDouble
+from legato._timeline import pack
+from legato_ingest.attribution import turns, worker
+from legato_ingest.attribution.load.due import Due
+from legato_ingest.attribution.load.streams import Most, Size
+from legato_ingest.attribution.worker import AttributionWorker
+from legato_ingest.errors import StoreRefused, StoreUnavailable
+from legato_ingest.metrics import Metrics
+from legato_ingest.settings import load
+from legato_ingest.storage import Store
+from legato_ingest.storage.judged import judged_until_ms
+
+GREEDY, SLICES = 12, 4
+
+
+def put_stalled(store: Store, tenant: str, count: int, received_ns: int, first: int = 0, apart_s: int = 1) -> None:
+    """Store streams with one stall each, a second apart."""
+    body = request()
+    timeline = {
+        "legato.stream.vantage": "client",
+        "legato.stream.timeline": pack([*range(20_000, 400_000, 20_000), 1_200_000], None, None, [1] * 20),
+    }
+    for number in range(first, first + count):
+        start_ns = RECEIVED_NS + number * apart_s * 1_000 * MS
+        trace_id, span_id = f"{tenant:>8}{number:08}".encode(), f"{number:08}".encode()
+        native_span(body, timeline, trace_id=trace_id, span_id=span_id, start_ns=start_ns, duration_ns=2 * 10**9)
+    put(store, body, received_ns, tenant)
+
+
+def judged(store: Store) -> dict[str, int]:
+    """Return the number of streams with a verdict by tenant."""
+    return {str(tenant): int(count) for tenant, count in store.select("SELECT tenant, uniqExact(trace_id) FROM verdicts GROUP BY tenant")}
+
+
+@pytest.fixture
+def bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn is three streams, and each run has one."""
+    most = Most(streams=GREEDY // SLICES, bytes=2**26)
+    monkeypatch.setattr(turns, "TURN", most)
+    monkeypatch.setattr(worker, "TURN", most)
+    monkeypatch.setattr(worker, "_TURNS_S", 0.0)
+
+
+def judge_of(store: Store, metrics: Metrics | None = None) -> tuple[AttributionWorker, Callable[[int], None]]:
+    """Return a worker, and a function that sets the time (ns) until which everything is received."""
+    at = [RECEIVED_NS]
+    made = AttributionWorker(store, load(attribute_grace_s=0), metrics or Metrics(), received_ms=lambda: at[0] // MS)
+    return made, lambda ns: at.__setitem__(0, ns)
+
+
+def finish(judge: AttributionWorker) -> int:
+    """Run until no tenant is aside, and return the number of runs."""
+    runs = 0
+    while judge._turns and runs < 50:
+        judge.step()
+        runs += 1
+    return runs
+
+
+@pytest.mark.usefixtures("bounded")
+def test_a_tenant_with_much_to_judge_delays_no_other(store: Store) -> None:
+    """The others' streams are judged in the first run, also those that arrive while it is aside. Its progress is that of the store."""
+    judge, receive = judge_of(store)
+    put_stalled(store, "before", 1, RECEIVED_NS)
+    receive(RECEIVED_NS + MS)
+    judge.step()
+    began_ms = judged_until_ms(store)
+    put_stalled(store, "greedy", GREEDY, RECEIVED_NS + 50 * MS)
+    put_stalled(store, "small", 2, RECEIVED_NS + 50 * MS)
+    receive(RECEIVED_NS + 60 * MS)
+    judge.step()
+    found = judged(store)
+    assert (found["before"], found["small"], found.get("greedy", 0)) == (1, 2, GREEDY // SLICES)
+    assert judged_until_ms(store) == began_ms, "a restarted process looks at the rows of the tenant again"
+    put_stalled(store, "late", 1, RECEIVED_NS + 100 * MS)
+    put_stalled(store, "greedy", 1, RECEIVED_NS + 100 * MS, first=GREEDY)
+    receive(RECEIVED_NS + 110 * MS)
+    judge.step()
+    found = judged(store)
+    assert found["late"] == 1 and found["greedy"] == 2 * (GREEDY // SLICES)
+    assert finish(judge) <= SLICES + 1 and judged(store)["greedy"] == GREEDY + 1
+    assert judged_until_ms(store) >= (RECEIVED_NS + 110 * MS) // MS
+    verdicts = store.select("SELECT count() FROM verdicts")
+    judge.step()
+    assert store.select("SELECT count() FROM verdicts") == verdicts, "nothing is judged again"
+
+
+def test_a_tenant_with_streams_of_many_times_delays_no_other(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each stretch of five minutes costs a slice, and is a turn. Without tenants there is no other, and all are judged at once."""
+    monkeypatch.setattr(turns, "_SLICES_MAX", 4)
+    monkeypatch.setattr(worker, "_TURNS_S", 0.0)
+    judge, receive = judge_of(store)
+    for tenant, count in (("far", 6), ("", 6), ("near", 4)):
+        put_stalled(store, tenant, count, RECEIVED_NS, apart_s=900)
+    receive(RECEIVED_NS + MS)
+    judge.step()
+    assert judged(store) == {"far": 1, "": 6, "near": 4}
+    assert finish(judge) <= 6 and judged(store)["far"] == 6
+
+
+@pytest.mark.usefixtures("bounded")
+def test_a_restarted_process_judges_what_was_aside(store: Store) -> None:
+    """Also before the first run has ended."""
+    put_stalled(store, "greedy", GREEDY, RECEIVED_NS)
+    put_stalled(store, "small", 1, RECEIVED_NS)
+    for _ in range(3):
+        judge, receive = judge_of(store)
+        receive(RECEIVED_NS + MS)
+        judge.step()
+        assert judged(store).get("small") == 1
+    finish(judge)
+    assert judged(store) == {"greedy": GREEDY, "small": 1}
+
+
+@pytest.mark.usefixtures("bounded")
+def test_streams_of_another_tenant_with_the_same_ids_take_nothing_from_one_that_is_aside(store: Store) -> None:
+    """A span id is known to those that a request calls, and two tenants may have the same."""
+    judge, receive = judge_of(store)
+    put_stalled(store, "before", 1, RECEIVED_NS, first=100)
+    receive(RECEIVED_NS + MS)
+    judge.step()
+    for tenant, first, received_ns in (("victim", 0, RECEIVED_NS + 50 * MS), ("hostile", GREEDY - 4, RECEIVED_NS + 70 * MS)):
+        put_stalled(store, tenant, GREEDY - first, received_ns, first)
+        receive(received_ns + 10 * MS)
+        judge.step()
+    finish(judge)
+    assert judged(store) == {"before": 1, "victim": GREEDY, "hostile": 4}
+
+
+class Verified(StoreDouble):
+    """A store that calls ``verified`` to verify its parts."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.verified: Callable[[], None] = store.verify
+
+    def verify(self) -> None:
+        """Call ``verified``."""
+        self.verified()
+
+
+@pytest.mark.usefixtures("bounded")
+@pytest.mark.parametrize("greedy", [0, GREEDY])
+def test_a_run_that_is_not_recorded_is_repeated(store: Store, greedy: int) -> None:
+    """Its record verifies the store: what it read may be from a damaged part. It was not repeated while a tenant was aside."""
+    double = Verified(store)
+    judge, receive = judge_of(cast(Store, double))
+    put_stalled(store, "first", 1, RECEIVED_NS)
+    judge.step()
+    put_stalled(store, "greedy", greedy + 1, RECEIVED_NS + 10 * MS)
+    receive(RECEIVED_NS + 20 * MS)
+    judge.step()
+    assert len(judge._turns) == bool(greedy)
+    receive(RECEIVED_NS + 60 * MS)
+
+    def refuse() -> None:
+        # The rows were in a part that the run did not see.
+        put_stalled(store, "small", 1, RECEIVED_NS + 50 * MS)
+        put_stalled(store, "greedy", 1, RECEIVED_NS + 50 * MS, first=90)
+        raise StoreUnavailable("a part was truncated")
+
+    double.verified = refuse
+    put_stalled(store, "other", 1, RECEIVED_NS + 40 * MS)
+    with pytest.raises(StoreUnavailable):
+        judge.step()
+    double.verified = store.verify
+    judge.step()
+    assert finish(judge) < 50
+    assert judged(store) == {"first": 1, "greedy": greedy + 2, "other": 1, "small": 1}
+
+
+def test_a_tenant_that_is_aside_keeps_what_it_has_left() -> None:
+    """Also where more of it turns out to be due."""
+    size = Size(turns.TURN.streams + 1, 1, 1)
+    aside, much = turns.Turns(), {"greedy": size, "": size}
+    assert aside.put_aside(much, [Due(0, 1)], 1, 2, 2) == ["greedy"]
+    assert aside.put_aside(much, [Due(5, 6)], 3, 4, 4) == []
+    assert (aside.next()[1].due[0].low_ns, aside.reached_ms(4)) == (0, 1)
+
+
+@pytest.mark.parametrize("refused", ["due_by_receipt", "due_by_evidence", "sizes_of", "open_stalls", "attribute"])
+def test_what_the_store_refuses_of_one_tenant_stops_no_other(store: Store, monkeypatch: pytest.MonkeyPatch, refused: str) -> None:
+    """It is counted, and the progress is recorded: else each run would ask the same."""
+    metrics = Metrics()
+    judge, receive = judge_of(store, metrics)
+    judge.step()
+    put_stalled(store, "hostile", 1, RECEIVED_NS + 50 * MS)
+    put_stalled(store, "small", 1, RECEIVED_NS + 50 * MS)
+    receive(RECEIVED_NS + 60 * MS)
+    real = getattr(worker, refused)
+
+    def refusing(*args: Any) -> Any:
+        keys = " AND ".join(f"({each if isinstance(each, str) else getattr(each, 'keys', '1')})" for each in args[1:])
+        ((has_hostile,),) = store.select(f"SELECT count() FROM stream_revs WHERE tenant = 'hostile' AND {keys}")
+        if int(has_hostile):
+            raise StoreRefused("too big")
+        return real(*args)
+
+    monkeypatch.setattr(worker, refused, refusing)
+    judge.step()
+    # What is due without a size, and without evidence, is judged.
+    assert judged(store) == ({"small": 1} if refused in ("due_by_receipt", "attribute") else {"hostile": 1, "small": 1})
+    assert metrics.errors.labels("attribute", "StoreRefused")._value.get() >= 1
+    assert judged_until_ms(store) >= (RECEIVED_NS + 60 * MS) // MS
