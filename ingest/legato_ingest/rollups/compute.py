@@ -1,29 +1,46 @@
 """Computes the rollups of given minutes and replaces the earlier rows of these minutes.
 
 A minute is always written completely. A key that a minute no longer has (a later revision of a stream named another model) gets a row of
-zeros with a later version, so no row is ever deleted and a query sees the newest row of each key. The module does not decide which minutes
-to compute; `worker` does.
+zeros with a later version, so no row is ever deleted and a query sees the newest row of each key. No row leaves the store. The module does
+not decide which minutes to compute; `worker` does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
-from legato_ingest.rollups.queries import MINUTES, Rollup
+from legato_ingest.rollups.pieces import Piece
+from legato_ingest.rollups.queries import KEYS, MINUTES, SETTINGS, STORED, VERSION, Rollup, Statement
 from legato_ingest.storage import Store
 from legato_ingest.storage.sql import time_ns
 
-__all__ = ["HOURS_MAX", "HOUR_S", "MINUTE_S", "TIME_MAX", "columns_of", "compute_hours", "compute_minutes", "passes", "within"]
+__all__ = [
+    "HOURS_MAX",
+    "HOUR_S",
+    "MINUTES_MAX",
+    "MINUTE_S",
+    "TIME_MAX",
+    "Written",
+    "columns_of",
+    "compute_hours",
+    "compute_minutes",
+    "computed_columns",
+    "pass_with",
+    "passes",
+    "tenants_of_hours",
+    "tenants_of_minutes",
+    "within",
+]
 
 MINUTE_S, HOUR_S = 60, 3_600
-# Limits of one pass: minutes, and stretches of minutes, each of which is one range of the primary key. Minutes that are at most
-# _HOLE_S_MAX apart form one stretch; the condition on the minute excludes those between them.
-_MINUTES_MAX = 240
+MINUTES_MAX = 240
+"""The number of minutes of one pass."""
+# The other limit of a pass: stretches of minutes, each of which is one range of the primary key. Minutes that are at most _HOLE_S_MAX
+# apart form one stretch; the condition on the minute excludes those between them.
 _STRETCHES_MAX = 64
 _HOLE_S_MAX = 900
 HOURS_MAX = 96
@@ -32,17 +49,34 @@ TIME_MAX = "toDateTime64('2106-02-07 00:00:00', 9, 'UTC')"
 """The end of the last whole day that a DateTime can hold, in SQL. Rows with later times have no minute."""
 # More are computed by all cores: an administrator asked for them, or the server was away.
 _FEW_MINUTES, _FEW_HOURS = 8, 2
-_ROLLED_AT = pa.timestamp("ms", "UTC")
+# In these statements a column counts before an alias of the same name. Sums of nothing are NULL, and are stored as 0. All rows of a
+# statement become visible at once.
+_ALIASES = "prefer_column_name_to_alias = 1"
+_INSERTS = "insert_null_as_default = 1, max_insert_threads = 1, max_partitions_per_insert_block = 0"
+
+
+class Written(NamedTuple):
+    """The rows written of a minute (Unix s), and when its first running stream is overdue (Unix ms; 0: there is none)."""
+
+    minute_s: int
+    rows: int
+    due_ms: int
 
 
 def passes(minutes_s: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
     """Split minutes, or longer periods, (Unix s, ascending) into passes of at most 240 and 64 ranges of the primary key."""
-    stretch = np.cumsum(np.diff(minutes_s, prepend=minutes_s[:1]) > _HOLE_S_MAX)
-    first = 0
+    stretch, first = _stretches(minutes_s), 0
     while first < len(minutes_s):
-        last = min(first + _MINUTES_MAX, int(np.searchsorted(stretch, stretch[first] + _STRETCHES_MAX)))
+        last = min(first + MINUTES_MAX, int(np.searchsorted(stretch, stretch[first] + _STRETCHES_MAX)))
         yield minutes_s[first:last]
         first = last
+
+
+def pass_with(minutes_s: NDArray[np.int64], minute_s: int) -> NDArray[np.int64]:
+    """Return one pass of minutes (Unix s, ascending, at most ``MINUTES_MAX``) with this one among them."""
+    stretch = _stretches(minutes_s)
+    first = min(int(stretch[np.searchsorted(minutes_s, minute_s)]), max(0, int(stretch[-1]) + 1 - _STRETCHES_MAX))
+    return minutes_s[(stretch >= first) & (stretch < first + _STRETCHES_MAX)]
 
 
 def within(column: str, starts_s: NDArray[np.int64], length_s: int = MINUTE_S) -> str:
@@ -54,24 +88,42 @@ def within(column: str, starts_s: NDArray[np.int64], length_s: int = MINUTE_S) -
     return f"({inside}) AND intDiv(toUnixTimestamp64Second({column}), {length_s}) IN ({listed})"
 
 
-def compute_minutes(store: Store, rollup: Rollup, time: str, minutes_s: NDArray[np.int64], now_ms: int) -> pa.Table:
-    """Compute and write one rollup of these minutes (Unix s, ascending). Return the rows written, without their version.
+def compute_minutes(store: Store, statement: Statement, time: str, piece: Piece, now_ms: int) -> list[Written]:
+    """Compute and write one rollup of a piece of minutes with a statement of ``minutes_sql``. Return what was written.
 
-    ``time`` is the time column of the source rows.
+    ``time`` is the time column of the source rows. The rows stay in the store's process: a small request can make them long. Raises
+    ``StoreUnavailable``, with ``MEMORY_LIMIT_EXCEEDED`` if the piece must be divided.
     """
-    threads = _threads(len(minutes_s), _FEW_MINUTES)
-    fresh = store.select_arrow(f"{rollup.sql.replace(MINUTES, within(time, minutes_s))}, {threads}")
-    keys = ("tenant", "minute", *rollup.keys)
-    stored = store.select_arrow(
-        f"SELECT {', '.join(keys)}, toUnixTimestamp64Milli(rolled_at) AS rolled_ms, {rollup.alive} > 0 AS alive FROM {rollup.table} FINAL"
-        f" WHERE minute >= {int(minutes_s[0])} AND minute <= {int(minutes_s[-1])}"
-        f" AND minute IN ({', '.join(map(str, minutes_s.tolist()))}) SETTINGS {threads}"
-    )
-    rows = pa.concat_tables([fresh, _zeros(fresh.schema, _vanished_keys(stored, fresh, keys))])
+    rollup, stored = statement.rollup, _stored(piece)
+    minutes = _listed(piece.starts_s)
     # The version must exceed that of the stored rows even if the clock was set back since they were written.
-    rolled_ms = max(now_ms, max(stored["rolled_ms"].to_pylist(), default=0) + 1)
-    store.insert(rollup.table, rows.append_column("rolled_at", pa.array(np.full(rows.num_rows, rolled_ms, np.int64)).cast(_ROLLED_AT)))
-    return rows
+    ((newest_ms,),) = store.select(f"SELECT toUnixTimestamp64Milli(max(rolled_at)) FROM {rollup.table} WHERE {minutes}")
+    version_ms = max(now_ms, int(newest_ms) + 1)
+    sql = statement.sql.replace(VERSION, f"toInt64({version_ms})").replace(MINUTES, _source(time, piece))
+    _run(store, sql, rollup, piece, stored, _FEW_MINUTES)
+    rows = store.select(
+        f"SELECT toUnixTimestamp(minute) AS at, count(), {rollup.due} FROM {rollup.table}"
+        f" WHERE {minutes} AND toUnixTimestamp64Milli(rolled_at) >= {version_ms} GROUP BY at"
+    )
+    return [Written(*map(int, row)) for row in rows]
+
+
+def tenants_of_minutes(store: Store, rollup: Rollup, source: str, time: str, piece: Piece) -> list[str]:
+    """Return the tenants that have rows in a piece: in the table ``source``, with the time column ``time``, or in the rollup."""
+    sources = f"SELECT DISTINCT tenant FROM {source} WHERE {_source(time, piece)}"
+    return _tenants(store, f"{sources} UNION DISTINCT SELECT DISTINCT tenant FROM {rollup.table} WHERE {_stored(piece)}")
+
+
+def tenants_of_hours(store: Store, rollup: Rollup, piece: Piece) -> list[str]:
+    """Return the tenants that have 1-minute rows in a piece of hours."""
+    return _tenants(store, f"SELECT DISTINCT tenant FROM {rollup.table} WHERE {_stored_hours(piece)}")
+
+
+def computed_columns(store: Store, rollup: Rollup) -> list[tuple[str, str]]:
+    """Return the name and the type of each column that a rollup's statement computes, in order."""
+    sql = rollup.sql.replace(VERSION, "toInt64(0)").replace(MINUTES, "1")
+    rows = store.select(f"DESCRIBE TABLE ({sql}) SETTINGS {_ALIASES}")
+    return [(str(row[0]), str(row[1])) for row in rows]
 
 
 def columns_of(store: Store, table: str) -> list[tuple[str, str]]:
@@ -80,47 +132,47 @@ def columns_of(store: Store, table: str) -> list[tuple[str, str]]:
     return [(str(name), str(kind)) for name, kind in rows]
 
 
-def compute_hours(store: Store, sql: str, hours_s: NDArray[np.int64]) -> None:
-    """Recompute these hours (Unix s, ascending, at least one, at most ``HOURS_MAX``) with a statement of ``hours_sql``.
+def compute_hours(store: Store, statement: Statement, piece: Piece) -> None:
+    """Recompute a piece of hours (at most ``HOURS_MAX``) with a statement of ``hours_sql``. Raises as ``compute_minutes`` does.
 
     The 1-minute rollups must have been written before.
     """
-    within = f"minute >= {int(hours_s[0])} AND minute < {int(hours_s[-1]) + HOUR_S}"
-    listed = ", ".join(map(str, hours_s.tolist()))
-    sql = sql.replace(MINUTES, f"{within} AND toUnixTimestamp(toStartOfHour(minute)) IN ({listed})")
-    store.command(f"{sql}\nSETTINGS {_threads(len(hours_s), _FEW_HOURS)}")
+    _run(store, statement.sql, statement.rollup, piece, _stored_hours(piece), _FEW_HOURS)
 
 
-def _threads(count: int, few: int) -> str:
-    """Return the setting for the threads of a statement: one for few minutes or hours, else one for each core, which is 0."""
-    return f"max_threads = {1 if count <= few else 0}"
+def _run(store: Store, sql: str, rollup: Rollup, piece: Piece, stored: str, few: int) -> None:
+    """Run a statement for a piece: on one thread for few minutes or hours, else on one for each core, which is 0."""
+    threads = 1 if len(piece.starts_s) <= few else 0
+    settings = f"{_ALIASES}, {_INSERTS}, max_threads = {threads}, {piece.settings}"
+    store.command(sql.replace(SETTINGS, settings).replace(STORED, stored).replace(KEYS, piece.keys(rollup.key_hash)))
 
 
-def _vanished_keys(stored: pa.Table, fresh: pa.Table, keys: Sequence[str]) -> pa.Table:
-    """Return the keys of stored rows that are not zero and have no freshly computed row."""
-    present = set(_tuples(fresh, keys))
-    mask = [bool(alive) and key not in present for key, alive in zip(_tuples(stored, keys), stored["alive"].to_pylist(), strict=True)]
-    return stored.select(list(keys)).filter(pa.array(mask, pa.bool_()))
+def _stretches(minutes_s: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the number of the stretch of each minute."""
+    return np.cumsum(np.diff(minutes_s, prepend=minutes_s[:1]) > _HOLE_S_MAX, dtype=np.int64)
 
 
-def _tuples(rows: pa.Table, keys: Sequence[str]) -> list[tuple[Any, ...]]:
-    return list(zip(*(rows[key].to_pylist() for key in keys), strict=True)) if rows.num_rows else []
+def _source(time: str, piece: Piece) -> str:
+    """Return the SQL condition that a source row is in a piece of minutes."""
+    return f"{within(time, piece.starts_s)} AND {piece.rows(f'toUnixTimestamp64Second({time}) - toUnixTimestamp64Second({time}) % 60')}"
 
 
-def _zeros(schema: pa.Schema, keys: pa.Table) -> pa.Table:
-    """Return a row of zeros, empty maps and empty texts for each of these keys."""
-    columns = []
-    for field in schema:
-        if field.name in keys.column_names:
-            columns.append(keys[field.name].cast(field.type))
-        else:
-            columns.append(_empty(field.type, keys.num_rows))
-    return pa.table(dict(zip(schema.names, columns, strict=True)), schema=schema)
+def _stored(piece: Piece) -> str:
+    """Return the SQL condition that a stored row is in a piece of minutes."""
+    return f"{_listed(piece.starts_s)} AND {piece.rows('toUnixTimestamp(minute)')}"
 
 
-def _empty(kind: pa.DataType, rows: int) -> pa.Array:
-    if pa.types.is_map(kind):
-        return pa.array([[]] * rows, kind)
-    if pa.types.is_string(kind) or pa.types.is_binary(kind):
-        return pa.array([""] * rows, kind)
-    return pa.array([0] * rows, pa.int64()).cast(kind)
+def _stored_hours(piece: Piece) -> str:
+    """Return the SQL condition that a stored 1-minute row is in a piece of hours."""
+    hours, start = piece.starts_s, "toUnixTimestamp(toStartOfHour(minute))"
+    inside = f"minute >= {int(hours[0])} AND minute < {int(hours[-1]) + HOUR_S}"
+    return f"{inside} AND {start} IN ({', '.join(map(str, hours.tolist()))}) AND {piece.rows(start)}"
+
+
+def _listed(minutes_s: NDArray[np.int64]) -> str:
+    """Return the SQL condition that the minute of a stored row is one of these."""
+    return f"minute >= {int(minutes_s[0])} AND minute <= {int(minutes_s[-1])} AND minute IN ({', '.join(map(str, minutes_s.tolist()))})"
+
+
+def _tenants(store: Store, sql: str) -> list[str]:
+    return sorted(str(tenant) for (tenant,) in store.select(f"SELECT tenant FROM ({sql})"))

@@ -15,18 +15,35 @@ from legato_ingest.definitions import DIMENSIONS, ERRORS
 from legato_ingest.quoting import literal
 from legato_ingest.timeline.statistics import BUCKETS_PER_DOUBLING
 
-__all__ = ["BUCKETS_PER_DOUBLING_FINE", "ENGINE_ROLLUPS", "MINUTES", "STREAM_ROLLUPS", "Rollup", "hours_sql"]
+__all__ = [
+    "BUCKETS_PER_DOUBLING_FINE",
+    "ENGINE_ROLLUPS",
+    "KEYS",
+    "MINUTES",
+    "SETTINGS",
+    "STORED",
+    "STREAM_ROLLUPS",
+    "VERSION",
+    "Rollup",
+    "Statement",
+    "hours_sql",
+    "minutes_sql",
+]
 
 # Resolution of figures that a stream has once, finer than that of its gaps: a bucket is 4.4 % wide, its middle at most 2.2 % off.
 BUCKETS_PER_DOUBLING_FINE = 4 * BUCKETS_PER_DOUBLING
-# Placeholder for the condition on the minutes to compute; `compute` fills it in.
-MINUTES = "/*minutes*/"
+# Placeholders, which `compute` fills in. Conditions: on the time of source rows, on the minute of stored rows, and on keys.
+MINUTES, STORED, KEYS = "/*minutes*/", "/*stored*/", "/*keys*/"
+# The version of rows of zeros in Unix ms; computed rows have the next one. And the settings of the statement.
+VERSION, SETTINGS = "/*version*/", "/*settings*/"
+_ROLLED_AT = f"fromUnixTimestamp64Milli({VERSION} + 1, 'UTC') AS rolled_at"
 
 
 @dataclass(frozen=True, slots=True)
 class Rollup:
     """A 1-minute table: ``keys`` are its key columns after (tenant, minute), ``alive`` the column that is 0 in rows of a vanished key,
-    ``hours`` the name of its 1-hour table, if it has one.
+    ``hours`` the name of its 1-hour table, if it has one, ``due`` when the first running stream of a minute is overdue (SQL, Unix ms; 0:
+    there is none).
     """
 
     table: str
@@ -34,6 +51,21 @@ class Rollup:
     alive: str
     sql: str
     hours: str = ""
+    due: str = "0"
+
+    @property
+    def key_hash(self) -> str:
+        """The hash of a key without its minute, in SQL."""
+        # Each column alone: then ClickHouse hashes each text of a block once, and does not first write it out for each row.
+        return f"cityHash64({', '.join(f'cityHash64({name})' for name in ('tenant', *self.keys))})"
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """What computes the rows of a rollup, with placeholders."""
+
+    rollup: Rollup
+    sql: str
 
 
 def _bucket(value: str) -> str:
@@ -54,12 +86,14 @@ def _known(*columns: str) -> str:
     return " AND ".join(f"{column} IS NOT NULL" for column in columns)
 
 
-# The stalls of a stream with their sides. Gaps below every limit are left out, which are most.
+# The longest stall of a stream on each side: a list of its stalls would take memory that no division of the keys reduces. Gaps below every
+# limit are left out, which are most.
 _SIDES = f"""
     SELECT
         tenant, start_time, trace_id, span_id,
-        groupArray((gap_us, multiIf(cause IN {sql_list(NETWORK_PATH)}, 'connection', cause IN {sql_list(END_USER)}, 'end_user', 'service')))
-            AS judged_gaps
+        maxIf(gap_us, cause IN {sql_list(NETWORK_PATH)}) AS connection_us,
+        maxIf(gap_us, cause IN {sql_list(END_USER)}) AS end_user_us,
+        maxIf(gap_us, cause NOT IN {sql_list([*NETWORK_PATH, *END_USER])}) AS service_us
     FROM verdicts FINAL
     WHERE {MINUTES} AND gap_us > (SELECT min(gap_limit_us) FROM current_objectives)
     GROUP BY tenant, start_time, trace_id, span_id"""
@@ -68,7 +102,7 @@ _RATE = "is_over AND output_tokens > 1 AND ttft_us IS NOT NULL AND after_first_u
 
 _STREAM_MINUTES = f"""
 SELECT
-    tenant, minute, {", ".join(DIMENSIONS)}, emitter,
+    {_ROLLED_AT}, tenant, minute, {", ".join(DIMENSIONS)}, emitter,
     minIf(overdue_at, NOT is_over) AS due_at,
     any(objective) AS objective,
     toUInt32(count()) AS streams,
@@ -129,25 +163,24 @@ FROM
         outcome IN {ERRORS} AS is_error,
         -- A verdict's side counts only if it explains why the stream is bad: not for an error, nor for an open gap over the limit, nor
         -- if a longer gap has no verdict.
-        arrayFilter(each -> each.1 > gap_limit_us, judged_gaps) AS over_gaps,
+        greatest(service_us, connection_us, end_user_us) AS judged_us,
         NOT is_error AND coalesce(gap_open_us, 0) <= gap_limit_us
-            AND arrayMax(over_gaps.1) + 1000 >= coalesce(gap_max_us, 0) AS has_side,
-        multiIf(NOT has_side, '', has(over_gaps.2, 'service'), 'service', has(over_gaps.2, 'connection'), 'connection', 'end_user') AS side,
+            AND if(judged_us > gap_limit_us, judged_us, 0) + 1000 >= coalesce(gap_max_us, 0) AS has_side,
+        multiIf(NOT has_side, '', service_us > gap_limit_us, 'service', connection_us > gap_limit_us, 'connection', 'end_user') AS side,
         toInt64(intDiv(duration_ns, 1000)) - toInt64(coalesce(ttft_us, 0)) AS after_first_us,
         log(greatest(coalesce(output_tokens, 1), 1) / greatest(after_first_us, 1) * 1e6) AS log_rate
     FROM streams
     LEFT JOIN ({_SIDES}) AS judgements USING (tenant, start_time, trace_id, span_id)
     WHERE {MINUTES}
 )
-GROUP BY tenant, minute, {", ".join(DIMENSIONS)}, emitter
-SETTINGS prefer_column_name_to_alias = 1"""
+GROUP BY tenant, minute, {", ".join(DIMENSIONS)}, emitter"""
 
 _STREAM_KEY = "tenant, start_time, trace_id, span_id"
 _STREAM_DIMENSIONS = f"(SELECT {_STREAM_KEY}, {', '.join(DIMENSIONS)}, objective FROM streams WHERE {MINUTES}) AS stream_dimensions"
 
 _STALL_MINUTES = f"""
 SELECT
-    tenant, minute, {", ".join(DIMENSIONS)}, engine_id, cause, confidence,
+    {_ROLLED_AT}, tenant, minute, {", ".join(DIMENSIONS)}, engine_id, cause, confidence,
     any(objective) AS objective,
     toUInt32(count()) AS stalls,
     sum(gap_us) AS stalled_us,
@@ -167,8 +200,7 @@ FROM
     WHERE {MINUTES} AND cause != 'base'
 ) AS judged
 INNER JOIN {_STREAM_DIMENSIONS} USING (tenant, start_time, trace_id, span_id)
-GROUP BY tenant, minute, {", ".join(DIMENSIONS)}, engine_id, cause, confidence
-SETTINGS prefer_column_name_to_alias = 1"""
+GROUP BY tenant, minute, {", ".join(DIMENSIONS)}, engine_id, cause, confidence"""
 
 _BOUNDS = ("stalls", "stalls_min", "stalls_max"), ("stalled_us", "stalled_min_us", "stalled_max_us")
 _SUMS = ", ".join([f"toUInt32(sum({name})) AS {name}" for name in _BOUNDS[0]] + [f"sum({name}) AS {name}" for name in _BOUNDS[1]])
@@ -190,7 +222,7 @@ WITH
         FROM replays FINAL
         WHERE {MINUTES} AND (tenant, start_time, trace_id, span_id, judged_at) IN (SELECT * FROM newest)
     )
-SELECT tenant, minute, {", ".join(DIMENSIONS)}, cause, toUInt32(count()) AS streams, {_SUMS}
+SELECT {_ROLLED_AT}, tenant, minute, {", ".join(DIMENSIONS)}, cause, toUInt32(count()) AS streams, {_SUMS}
 FROM
 (
     SELECT tenant, start_time, trace_id, span_id, minute, cause, {", ".join(_BOUNDS[0] + _BOUNDS[1])} FROM replayed
@@ -200,13 +232,12 @@ FROM
     GROUP BY tenant, start_time, trace_id, span_id, minute
 ) AS replays_and_all
 INNER JOIN {_STREAM_DIMENSIONS} USING (tenant, start_time, trace_id, span_id)
-GROUP BY tenant, minute, {", ".join(DIMENSIONS)}, cause
-SETTINGS prefer_column_name_to_alias = 1"""
+GROUP BY tenant, minute, {", ".join(DIMENSIONS)}, cause"""
 
 _WORK = _known("prefill_tokens", "decode_tokens", "decode_requests")
 _ENGINE_MINUTES = f"""
 SELECT
-    tenant, toStartOfMinute(recorded_at) AS minute, engine_id,
+    {_ROLLED_AT}, tenant, toStartOfMinute(recorded_at) AS minute, engine_id,
     toUInt32(count()) AS steps,
     toUInt32(countIf(interval_us IS NOT NULL)) AS interval_steps,
     sum(toUInt64(interval_us)) AS interval_sum_us,
@@ -230,15 +261,36 @@ SELECT
     sum(toUInt64(kv_used_ppm)) AS kv_used_sum_ppm,
     max(coalesce(kv_used_ppm, 0)) AS kv_used_max_ppm
 FROM (SELECT * REPLACE (coalesce(preempted, 0) AS preempted) FROM engine_steps FINAL WHERE {MINUTES})
-GROUP BY tenant, minute, engine_id
-SETTINGS prefer_column_name_to_alias = 1"""
+GROUP BY tenant, minute, engine_id"""
 
 
 # Columns of tables with a 1-hour table that are maxima. (Columns of `but_for_minutes` that end in `_max` are bounds of sums.)
 _MAXIMA = frozenset(("gap_max_us",))
 
 
-def hours_sql(rollup: Rollup, columns: Sequence[tuple[str, str]]) -> str:
+def minutes_sql(rollup: Rollup, columns: Sequence[tuple[str, str]]) -> Statement:
+    """Return the statement that computes 1-minute rows. ``columns``: name and type of each column of ``rollup.sql``, in order.
+
+    Every stored key that is not zero gets zeros, and every computed one its figures with a later version. Of both the store keeps the
+    latter, also in one insert. So no keys are compared, and a reader never sees a key that has vanished beside the one in its place.
+    """
+    kept = ("tenant", "minute", *rollup.keys)
+    empty = {name: name if name in kept else f"defaultValueOfTypeName({literal(kind)})" for name, kind in columns}
+    empty["rolled_at"] = f"fromUnixTimestamp64Milli({VERSION}, 'UTC')"
+    return Statement(
+        rollup,
+        f"""
+INSERT INTO {rollup.table} ({", ".join(empty)}) SETTINGS {SETTINGS}
+{rollup.sql}
+HAVING {KEYS}
+UNION ALL
+SELECT {", ".join(f"{value} AS {name}" for name, value in empty.items())}
+FROM {rollup.table} FINAL
+WHERE {STORED} AND {rollup.alive} > 0 AND {KEYS}""",
+    )
+
+
+def hours_sql(rollup: Rollup, columns: Sequence[tuple[str, str]]) -> Statement:
     """Return the statement that computes 1-hour rows from a rollup's 1-minute rows. ``columns``: name and type of each column.
 
     All figures are added, except for maxima, times and texts. The version of an hour is the newest of its minutes: a later computation
@@ -255,12 +307,15 @@ def hours_sql(rollup: Rollup, columns: Sequence[tuple[str, str]]) -> str:
         *(f"CAST({_aggregate(name, kind)}, {literal(kind)})" for name, kind in figures),
     ]
     grouped = ", ".join(("tenant", "toStartOfHour(minute)", *rollup.keys))
-    return f"""
-INSERT INTO {rollup.hours} ({written})
+    return Statement(
+        rollup,
+        f"""
+INSERT INTO {rollup.hours} ({written}) SETTINGS {SETTINGS}
 SELECT {", ".join(selected)}
 FROM {rollup.table} FINAL
-WHERE {MINUTES}
-GROUP BY {grouped}"""
+WHERE {STORED} AND {KEYS}
+GROUP BY {grouped}""",
+    )
 
 
 def _aggregate(name: str, kind: str) -> str:
@@ -272,7 +327,14 @@ def _aggregate(name: str, kind: str) -> str:
 
 
 STREAM_ROLLUPS = (
-    Rollup("stream_minutes", (*DIMENSIONS, "emitter"), "streams", _STREAM_MINUTES, "stream_hours"),
+    Rollup(
+        "stream_minutes",
+        (*DIMENSIONS, "emitter"),
+        "streams",
+        _STREAM_MINUTES,
+        "stream_hours",
+        "minIf(toUnixTimestamp64Milli(due_at), toUnixTimestamp64Milli(due_at) > 0)",
+    ),
     Rollup("stall_minutes", (*DIMENSIONS, "engine_id", "cause", "confidence"), "stalls", _STALL_MINUTES, "stall_hours"),
     Rollup("but_for_minutes", (*DIMENSIONS, "cause"), "streams", _BUT_FOR_MINUTES, "but_for_hours"),
 )

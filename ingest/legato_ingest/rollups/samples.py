@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from legato_ingest.errors import StoreError
 from legato_ingest.rollups.compute import TIME_MAX, passes, within
+from legato_ingest.rollups.pieces import Piece, in_pieces
 from legato_ingest.storage import Store
 from legato_ingest.storage.sql import after_until_ms
 
@@ -25,6 +26,8 @@ PERIOD_S = 300
 """The length of a row's period. ``toStartOfFiveMinutes`` and the table's name mean the same."""
 # One statement reads about so many samples, or one period.
 _SAMPLES_MAX = 2_000_000
+# After a failure a part has one period; each part that is computed lets the next be so many times as large.
+_GROWTH = 16
 
 _FOUND = """
 SELECT intDiv(toUnixTimestamp64Second(recorded_at), {period_s}) * {period_s} AS at, count() AS samples FROM node_samples
@@ -37,7 +40,7 @@ _DELTA = "temporality = 'delta' AND count > 0 AND sum IS NOT NULL"
 _NEWEST = """SELECT toUnixTimestamp64Milli(max(rolled_at)) FROM node_samples_5min WHERE minute BETWEEN {first_s} AND {last_s}"""
 _COMPUTE = """
 INSERT INTO node_samples_5min (tenant, metric, engine_id, host, series, minute, rolled_at, attributes, samples, positive, value_sum,
-    value_max, first_value, last_value, grown, observations, observed_sum)
+    value_max, first_value, last_value, grown, observations, observed_sum) SETTINGS max_partitions_per_insert_block = 0, {settings}
 SELECT
     tenant, metric, engine_id, host, series, toStartOfFiveMinutes(toDateTime(recorded_at, 'UTC')) AS at,
     fromUnixTimestamp64Milli(greatest(toInt64({rolled_ms}), 1 + ({newest})), 'UTC'), any(attributes),
@@ -46,9 +49,8 @@ SELECT
     arraySum((now, before) -> if(now >= before, now - before, now), arrayPopFront(ordered), arrayPopBack(ordered)),
     toUInt64(sumIf(ifNull(count, 0), {delta})), sumIf(ifNull(sum, 0), {delta})
 FROM node_samples FINAL
-WHERE {within}
-GROUP BY tenant, metric, engine_id, host, series, at
-SETTINGS max_partitions_per_insert_block = 0"""
+WHERE {within} AND {keys}
+GROUP BY tenant, metric, engine_id, host, series, at"""
 
 
 class SampleRollup:
@@ -68,7 +70,7 @@ class SampleRollup:
 
         None: there is nothing to store. ``since_ms`` is the progress in the store, ``until_ms`` the watermark, and ``rolled_ms`` the
         version of the rows. When no part is left, dirty periods are looked for ``every_s`` after the last time. If a part fails, the next
-        run begins with its first period alone: panels rely on all periods before the newest one.
+        run begins with its first period alone, and the parts grow again: panels rely on all periods before the newest one.
         """
         since_ms = max(since_ms, self._done_ms)
         if not self._left:
@@ -88,6 +90,7 @@ class SampleRollup:
         except StoreError:
             self._samples_max = 1
             raise
+        self._samples_max = min(_GROWTH * self._samples_max, _SAMPLES_MAX)
         if self._left:
             return None
         self._done_ms = self._until_ms
@@ -105,16 +108,23 @@ class SampleRollup:
         samples = np.cumsum([left[start] for start in starts_s.tolist()])
         few = starts_s[: max(1, int(np.searchsorted(samples, self._samples_max, "right")))]
         part = next(passes(few))
-        sql = _COMPUTE.format(
-            rolled_ms=rolled_ms,
-            newest=_NEWEST.format(first_s=int(part[0]), last_s=int(part[-1])),
-            values=_VALUES,
-            delta=_DELTA,
-            within=within("recorded_at", part, PERIOD_S),
-        )
-        self._store.command(sql)
+        in_pieces("node_samples_5min", part, lambda piece: self._compute_piece(piece, rolled_ms))
         for start in part.tolist():
             del left[start]
+
+    def _compute_piece(self, piece: Piece, rolled_ms: int) -> None:
+        starts_s = piece.starts_s
+        sql = _COMPUTE.format(
+            rolled_ms=rolled_ms,
+            newest=_NEWEST.format(first_s=int(starts_s[0]), last_s=int(starts_s[-1])),
+            values=_VALUES,
+            delta=_DELTA,
+            within=within("recorded_at", starts_s, PERIOD_S),
+            # A series is a hash already, and a range of its values is a range of the primary key.
+            keys=piece.keys("series"),
+            settings=piece.settings,
+        )
+        self._store.command(sql)
 
     def _found(self, condition: str) -> dict[int, int]:
         sql = _FOUND.format(condition=condition, time_max=TIME_MAX, period_s=PERIOD_S)

@@ -1,27 +1,42 @@
 """The rollup worker: it finds the minutes with changed rows and recomputes their rollups.
 
-A minute is dirty if one of its rows was received or judged since the last run, or if one of its running streams is overdue by now. The
-progress is a row of `rollup_runs`, written after the rollups: if a run is killed in between, the next computes the same minutes again, with
-the same result. A run covers rows only up to the writers' watermarks, so no row is missed between two runs. Hours follow their minutes
-within some runs, because an hour costs as much as its sixty minutes; so does the rollup of node samples.
+A minute is dirty if one of its rows was received or judged since the last run, or if one of its running streams is overdue by now. A run
+computes the minutes near the present, and others for some seconds, last those of tenants that take much memory; the rest waits for the next
+runs. The progress is a row of `rollup_runs`, written after the rollups and never past a minute that waits: if a run is killed in between,
+the next computes the same minutes again, with the same result. A run covers rows only up to the writers' watermarks, so no row is missed
+between two runs. Hours follow their minutes within some runs, because an hour costs as much as its sixty minutes; so does the rollup of
+node samples.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from legato_ingest.errors import StoreUnavailable
+from legato_ingest.errors import StoreError, StoreUnavailable
 from legato_ingest.metrics import Metrics
 from legato_ingest.periodic import PeriodicWorker, always, record_run
-from legato_ingest.rollups.compute import HOURS_MAX, TIME_MAX, columns_of, compute_hours, compute_minutes, passes
+from legato_ingest.rollups.backlog import Backlog, Progress
+from legato_ingest.rollups.compute import (
+    TIME_MAX,
+    columns_of,
+    compute_hours,
+    compute_minutes,
+    computed_columns,
+    passes,
+    tenants_of_hours,
+    tenants_of_minutes,
+)
+from legato_ingest.rollups.divided import NO_PROGRESS, Divided
 from legato_ingest.rollups.pending import Pending
-from legato_ingest.rollups.queries import ENGINE_ROLLUPS, STREAM_ROLLUPS, hours_sql
+from legato_ingest.rollups.pieces import Piece, by_tenant
+from legato_ingest.rollups.queries import ENGINE_ROLLUPS, STREAM_ROLLUPS, Rollup, Statement, hours_sql, minutes_sql
 from legato_ingest.rollups.samples import SampleRollup
 from legato_ingest.settings import Settings
 from legato_ingest.storage import Store
@@ -31,10 +46,26 @@ from legato_ingest.storage.watermark import now_ms
 
 __all__ = ["RollupResult", "RollupWorker", "followed_until_ms", "judgements_followed_until_ms"]
 
+_log = logging.getLogger("legato")
 # Hours, and node samples, are computed this many intervals after those before.
 _HOURS_EVERY = 6
-# A run is rarely longer than this.
-_RUN_S_MAX = 60.0
+# A run begins no other pass of minutes far from the present, or of hours, after so long; one of each it computes in any case.
+_OLD_S_MAX = 5.0
+# What is divided has so long in any case: old minutes of one tenant would leave one piece a run for all.
+_DIVIDED_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Rollups of the same rows: their table, the column with the time of a row, and whether hours follow the minutes."""
+
+    rollups: tuple[Rollup, ...]
+    table: str
+    time: str
+    has_hours: bool
+
+
+_SOURCES = (_Source(STREAM_ROLLUPS, "stream_revs", "start_time", True), _Source(ENGINE_ROLLUPS, "engine_steps", "recorded_at", False))
 
 
 @dataclass(slots=True)
@@ -46,14 +77,22 @@ class RollupResult:
 
 
 def followed_until_ms(store: Store) -> int:
-    """Return the latest receive time (Unix ms) that any worker has processed. New rows need later times, even if the clock was set back."""
-    tables = ("attribution_runs", "rollup_runs")
-    return max(int(store.select(f"SELECT toUnixTimestamp64Milli(max(until)) FROM {table}")[0][0]) for table in tables)
+    """Return the latest receive time (Unix ms) that any worker may have processed.
+
+    New rows need later times, even if the clock was set back. Workers of a server's store may be ahead of the progress that they recorded,
+    but not of all `writers`.
+    """
+    columns = (("attribution_runs", "until"), ("rollup_runs", "until"), ("writers", "settled_at"))
+    return _latest_ms(store, columns)
 
 
 def judgements_followed_until_ms(store: Store) -> int:
-    """Return the latest judgement time (Unix ms) that the rollups have processed. New verdicts need later times."""
-    return int(store.select("SELECT toUnixTimestamp64Milli(max(judged_until)) FROM rollup_runs")[0][0])
+    """Return the latest judgement time (Unix ms) that the rollups may have processed. New verdicts need later times."""
+    return _latest_ms(store, (("rollup_runs", "judged_until"), ("writers", "judged_until")))
+
+
+def _latest_ms(store: Store, columns: tuple[tuple[str, str], ...]) -> int:
+    return max(int(store.select(f"SELECT toUnixTimestamp64Milli(max({column})) FROM {table}")[0][0]) for table, column in columns)
 
 
 class RollupWorker(PeriodicWorker[RollupResult]):
@@ -88,64 +127,74 @@ class RollupWorker(PeriodicWorker[RollupResult]):
         started = time.monotonic()
         since = max(kept_since_s(self._settings), now_ms() // 1000 - since_s if since_s else 0, 0)
         with self.exclusive:
-            progress, _, sampled = self._progress()
+            progress, sampled = self._progress()
             self._follow(progress)
             streams = self._minutes("stream_revs", "start_time", f"start_time >= toDateTime({since}, 'UTC')")
             steps = self._minutes("engine_steps", "recorded_at", f"recorded_at >= toDateTime({since}, 'UTC')")
             # Minutes that have rollups but no streams any more need rows of zeros.
             streams = np.union1d(streams, self._minutes("stream_minutes", "minute", f"minute >= toDateTime({since}, 'UTC')"))
-            result = self._compute(streams, steps, 0.0)
+            result = RollupResult()
+            # Minutes that wait go on waiting, because only a recorded run is known to have read sound parts.
+            waiting, self._pending.divided = self._pending.divided, Divided()
+            for source, minutes in zip(_SOURCES, (streams, steps), strict=True):
+                self._compute(source, minutes, result, Backlog())
+            # First the minutes that are divided, then the hours that are.
+            self._compute_divided(result, float("inf"))
+            self._compute_hours(0.0, float("inf"))
+            self._compute_divided(result, float("inf"))
+            self._pending.divided = waiting
             if samples and (sampled or not since_s):
                 self._samples.again(since, self._pending.next_rolled_ms, lambda: self.stopping)
-            self._pending.until_ms = progress
+            self._pending.until_ms = progress[0]
         if self.stopping:
             raise StoreUnavailable("the server is stopping before all minutes were computed; repeat the command after the restart")
         return {"minutes": result.minutes, "rows": result.rows, "seconds": time.monotonic() - started}
 
     def _run(self) -> RollupResult:
         started = time.monotonic()
-        since, judged_since, sampled_since = self._progress()
-        self._follow(since)
-        until, judged_until = self._received_ms(), self._judged_ms()
-        streams = np.union1d(self._dirty(since, until, judged_since, judged_until), self._pending.overdue())
-        steps = self._minutes("engine_steps", "recorded_at", after_until_ms("received_at", since, until))
+        progress, sampled_since = self._progress()
+        self._follow(progress)
+        found = self._find()
         seldom_s = _HOURS_EVERY * self._settings.rollup_every_s
-        result = self._compute(streams, steps, seldom_s)
-        times_ms = {"until": since, "judged_until": judged_since, "sampled_until": sampled_since}
-        if (result.minutes or not since) and not self.stopping:
-            times_ms |= {"until": until, "judged_until": judged_until}
-            self._record(times_ms, result, started)
-        self._pending.until_ms = times_ms["until"]
-        self.until_ms = until
+        result = self._compute_waiting(seldom_s)
+        if (result.minutes or result.rows or not progress[0]) and not self.stopping:
+            self._pending.found = found
+            progress = self._pending.progress()
+            self._record(progress, sampled_since, result, started)
+        self._pending.until_ms = progress[0]
+        self.until_ms = self._pending.complete_until_ms(found[0], progress[0]) or self.until_ms
         # Last, so that the progress of the streams does not depend on it.
-        sampled = None if self.stopping else self._samples.step(sampled_since, until, self._pending.next_rolled_ms(), seldom_s)
+        sampled = None if self.stopping else self._samples.step(sampled_since, found[0], self._pending.next_rolled_ms(), seldom_s)
         if sampled is not None:
-            self._record(times_ms | {"sampled_until": sampled}, RollupResult(), started)
+            self._record(progress, sampled, RollupResult(), started)
         self._metrics.rollup_seconds.observe(time.monotonic() - started)
         return result
 
-    def _record(self, times_ms: dict[str, int], result: RollupResult, started: float) -> None:
+    def _record(self, progress: Progress, sampled_ms: int, result: RollupResult, started: float) -> None:
+        times_ms = {"until": progress[0], "judged_until": progress[1], "sampled_until": sampled_ms}
         record_run(self._store, "rollup_runs", times_ms, {"minutes": result.minutes, "rows": result.rows}, started)
 
-    def _progress(self) -> tuple[int, int, int]:
-        """The times (Unix ms) up to which earlier runs have processed all rows; 0 before the first run.
-
-        They are times of receipt, of judgement, and of the receipt of node samples.
-        """
+    def _progress(self) -> tuple[Progress, int]:
+        """The times (Unix ms) up to which earlier runs have processed all rows, and received node samples; 0 before the first run."""
         newest = ", ".join(f"toUnixTimestamp64Milli(max({column}))" for column in ("until", "judged_until", "sampled_until"))
         ((until, judged, sampled),) = self._store.select(f"SELECT {newest} FROM rollup_runs")
-        return max(0, int(until)), max(0, int(judged)), max(0, int(sampled))
+        return (max(0, int(until)), max(0, int(judged))), max(0, int(sampled))
 
-    def _dirty(self, since: int, until: int, judged_since: int, judged_until: int) -> NDArray[np.int64]:
+    def _find(self) -> Progress:
+        """Add the minutes that became dirty since they were looked for last. Return up to when they were found now."""
+        pending = self._pending
+        since, judged_since = pending.found
+        until, judged_until = max(since, self._received_ms()), max(judged_since, self._judged_ms())
         received = self._minutes("stream_revs", "start_time", after_until_ms("received_at", since, until))
         judged = self._minutes("verdicts", "start_time", after_until_ms("judged_at", judged_since, judged_until))
-        return np.union1d(received, judged)
+        pending.streams.add(np.union1d(np.union1d(received, judged), pending.overdue()), pending.found)
+        pending.steps.add(self._minutes("engine_steps", "recorded_at", after_until_ms("received_at", since, until)), pending.found)
+        return until, judged_until
 
-    def _follow(self, since_ms: int) -> None:
+    def _follow(self, progress: Progress) -> None:
         """Read what is pending if the progress in the store (Unix ms) is not this worker's: another process did the last run."""
-        if self._pending.until_ms != since_ms:
-            back_s = _RUN_S_MAX + 2 * _HOURS_EVERY * self._settings.rollup_every_s
-            self._pending = Pending.load(self._store, since_ms, int(1000 * back_s))
+        if self._pending.until_ms != progress[0]:
+            self._pending = Pending.load(self._store, progress)
         # If the run fails, what it computed may rest on damaged parts, so the next one reads again what is pending.
         self._pending.until_ms = -1
 
@@ -157,43 +206,93 @@ class RollupWorker(PeriodicWorker[RollupResult]):
         )
         return np.array([row[0] for row in rows], np.int64)
 
-    def _compute(self, streams: NDArray[np.int64], steps: NDArray[np.int64], hours_every_s: float) -> RollupResult:
-        """Compute the rollups of streams and of engine steps for their minutes, pass by pass; return early when the worker is closed.
+    def _compute_waiting(self, hours_every_s: float) -> RollupResult:
+        """Compute the minutes near the present, then others, hours, and last what is divided, for some seconds; return early when closed.
 
         Hours are computed if the last ones were computed ``hours_every_s`` ago.
         """
-        result = RollupResult()
-        self._pending.begin(streams)
-        for minutes, rollups, column in ((streams, STREAM_ROLLUPS, "start_time"), (steps, ENGINE_ROLLUPS, "recorded_at")):
-            for part in passes(minutes):
-                if self.stopping:
-                    return result
-                rolled_ms = self._pending.next_rolled_ms()
-                for rollup in rollups:
-                    rows = compute_minutes(self._store, rollup, column, part, rolled_ms)
-                    result.rows += rows.num_rows
-                    if rollup.table == "stream_minutes":
-                        self._pending.computed(part, rows)
-                result.minutes += len(part)
-            if rollups is STREAM_ROLLUPS:
-                self._compute_hours(hours_every_s)
-        self._metrics.rolled_minutes.inc(result.minutes)
+        result, waiting = RollupResult(), (self._pending.streams, self._pending.steps)
+        for source, backlog in zip(_SOURCES, waiting, strict=True):
+            self._compute(source, backlog.recent(now_ms() / 1000), result, backlog)
+        ends_s = time.monotonic() + _OLD_S_MAX
+        while any(waiting) and not self.stopping:
+            for source, backlog in zip(_SOURCES, waiting, strict=True):
+                if backlog:
+                    self._compute(source, backlog.first(), result, backlog)
+            if time.monotonic() >= ends_s:
+                break
+        self._compute_hours(hours_every_s, ends_s)
+        try:
+            self._compute_divided(result, max(ends_s, time.monotonic() + _DIVIDED_S))
+        except StoreError as error:
+            # It has another turn after those of other tenants, and keeps neither the progress of this run nor the samples.
+            self._metrics.errors.labels("rollup", type(error).__name__).inc()
+            _log.warning("rollups of a tenant that take much memory could not be computed now: %s", error)
         return result
 
-    def _compute_hours(self, every_s: float) -> None:
-        """Compute the hours that are due; return early when the worker is closed."""
-        hours = self._pending.hours_due(every_s)
-        for part in (hours[first : first + HOURS_MAX] for first in range(0, len(hours), HOURS_MAX)):
-            if self.stopping:
-                return
-            for sql in self._hours_sql:
-                compute_hours(self._store, sql, part)
+    def _compute(self, source: _Source, minutes_s: NDArray[np.int64], result: RollupResult, backlog: Backlog) -> None:
+        """Compute the rollups of these minutes, pass by pass, and remove them from ``backlog``; return early when the worker is closed."""
+        pending = self._pending
+        for part in passes(minutes_s):
+            if source.has_hours:
+                pending.begin(part)
+            rolled_ms, before = pending.next_rolled_ms(), backlog.before(part, pending.found)
+            for rollup in source.rollups:
+                if self.stopping:
+                    return
+                run = partial(self._compute_piece, source, rollup, result, rolled_ms)
+                tenants = partial(tenants_of_minutes, self._store, rollup, source.table, source.time)
+                for piece in by_tenant(pending.divided.left_out(rollup.table, part, before), run, tenants):
+                    pending.divided.add(rollup.table, piece, before)
+            result.minutes += len(part)
+            self._metrics.rolled_minutes.inc(len(part))
+            backlog.remove(part)
+
+    def _compute_piece(self, source: _Source, rollup: Rollup, result: RollupResult, rolled_ms: int, piece: Piece) -> None:
+        written = compute_minutes(self._store, self._minutes_sql[rollup.table], source.time, piece, rolled_ms)
+        result.rows += sum(each.rows for each in written)
+        if rollup.table == "stream_minutes":
+            self._pending.computed(written)
+
+    def _compute_hours(self, every_s: float, ends_s: float) -> None:
+        """Compute the hours that are due, and begin none after ``ends_s`` (monotonic) but the first; return early when closed."""
+        is_due, divided = self._pending.hours_due(every_s), self._pending.divided
+        while is_due and not self.stopping:
+            part = self._pending.next_hours()
+            for rollup in STREAM_ROLLUPS:
+                run = partial(compute_hours, self._store, self._hours_sql[rollup.hours])
+                whole = divided.left_out(rollup.hours, part, NO_PROGRESS)
+                for piece in by_tenant(whole, run, partial(tenants_of_hours, self._store, rollup)):
+                    divided.add(rollup.hours, piece, NO_PROGRESS)
             self._pending.hours_computed(part)
+            is_due = bool(self._pending.hours_s) and time.monotonic() < ends_s
+
+    def _compute_divided(self, result: RollupResult, ends_s: float) -> None:
+        """Compute pieces of tenants that take much memory, and begin none after ``ends_s`` (monotonic) but the first."""
+
+        def run(table: str, piece: Piece) -> None:
+            if table in self._hours_sql:
+                compute_hours(self._store, self._hours_sql[table], piece)
+            else:
+                (source,) = (each for each in _SOURCES if table in (rollup.table for rollup in each.rollups))
+                rollup = self._minutes_sql[table].rollup
+                self._compute_piece(source, rollup, result, self._pending.next_rolled_ms(), piece)
+
+        divided = self._pending.divided
+        is_due = bool(divided)
+        while is_due and not self.stopping:
+            complete = divided.step(run)
+            if complete and complete[0] in (rollup.table for rollup in STREAM_ROLLUPS):
+                self._pending.changed(complete[1])
+            is_due = bool(divided) and time.monotonic() < ends_s
+
+    # Columns do not change while a store is open.
+    @cached_property
+    def _minutes_sql(self) -> dict[str, Statement]:
+        """The statement for each 1-minute table."""
+        return {each.table: minutes_sql(each, computed_columns(self._store, each)) for each in (*STREAM_ROLLUPS, *ENGINE_ROLLUPS)}
 
     @cached_property
-    def _hours_sql(self) -> tuple[str, ...]:
-        """The statement for each 1-hour table; by `stream_hours`, the last, the next process knows how far this one came.
-
-        Columns do not change while a store is open.
-        """
-        return tuple(hours_sql(rollup, columns_of(self._store, rollup.table)) for rollup in reversed(STREAM_ROLLUPS))
+    def _hours_sql(self) -> dict[str, Statement]:
+        """The statement for each 1-hour table."""
+        return {rollup.hours: hours_sql(rollup, columns_of(self._store, rollup.table)) for rollup in STREAM_ROLLUPS}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -77,16 +78,25 @@ DIMENSIONS: Mapping[str, Sequence[str]] = {
 
 
 class Double:
-    """A store that calls a hook before each insert and otherwise passes calls to the real store."""
+    """A store that calls a hook before each insert and otherwise passes calls to the real store.
+
+    The hook gets no rows of a statement that computes minutes inside the store.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self.before: Callable[[str, pa.Table], None] = lambda table, rows: None
+        self.before: Callable[[str, pa.Table | None], None] = lambda table, rows: None
 
     def insert(self, table: str, rows: pa.Table) -> None:
         """Call ``before``, then insert."""
         self.before(table, rows)
         self._store.insert(table, rows)
+
+    def command(self, sql: str) -> None:
+        """Call ``before`` if the statement computes minutes, then run it."""
+        if computed := re.match(r"\s*INSERT INTO (\w+_minutes)", sql):
+            self.before(computed[1], None)
+        self._store.command(sql)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)

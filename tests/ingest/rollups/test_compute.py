@@ -14,8 +14,9 @@ from helpers.builders.rollup_rows import BATCH, NOW_NS, THEN_NS, forget, judge, 
 from helpers.builders.spans import SECOND_NS
 from helpers.dashboards.minutes import differences, stored
 from helpers.platform.examples import examples
-from legato_ingest.rollups.compute import MINUTE_S, compute_minutes, passes, within
-from legato_ingest.rollups.queries import STREAM_ROLLUPS
+from legato_ingest.rollups.compute import MINUTE_S, compute_minutes, computed_columns, passes, within
+from legato_ingest.rollups.pieces import Piece
+from legato_ingest.rollups.queries import STREAM_ROLLUPS, minutes_sql
 from legato_ingest.storage import Store
 from legato_ingest.storage.watermark import now_ms
 
@@ -24,10 +25,11 @@ def test_the_last_computation_counts_for_any_clock(store: Store) -> None:
     """A minute with stalls, without, and with one again, the clock set back each time: queries see the last computation."""
     store.insert("stream_revs", BATCH.revs)
     minute = np.array([THEN_NS // SECOND_NS])
-    (stalls,) = (each for each in STREAM_ROLLUPS if each.table == "stall_minutes")
+    (rollup,) = (each for each in STREAM_ROLLUPS if each.table == "stall_minutes")
+    stalls = minutes_sql(rollup, computed_columns(store, rollup))
     for number, cause in enumerate(("host", "base", "host", "base", "base", "host")):
         judge(store, NOW_NS // 10**6 + number, {"cause": cause, "engine_id": "", "confidence": "strong"})
-        compute_minutes(store, stalls, "start_time", minute, NOW_NS // 10**6 - 1000 * number)
+        compute_minutes(store, stalls, "start_time", Piece(minute), NOW_NS // 10**6 - 1000 * number)
         assert len(stored(store, "stall_minutes")) == (cause == "host")
 
 

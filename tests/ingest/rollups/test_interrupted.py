@@ -1,4 +1,4 @@
-"""Rollup runs that are killed or stopped: the next run completes them."""
+"""Rollup runs that are killed, stopped, or end with minutes left: the next runs complete them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from helpers.builders.rollup_rows import Double, committing, one, rollup_worker, scattered, send
+from helpers.builders.rollup_rows import MINUTE_NS, Double, committing, one, rolled_at, rollup_worker, scattered, send
 from helpers.builders.spans import SECOND_NS
 from helpers.dashboards.minutes import ALIVE, differences
+from legato_ingest.rollups import worker
 from legato_ingest.rollups.worker import RollupWorker
 from legato_ingest.storage import Store
 
@@ -54,7 +55,7 @@ def inserts_of_a_run(store: Store, at: int | None, act: Callable[[RollupWorker],
     double, written = Double(store), list[str]()
     worker = rollup_worker(double)
 
-    def before(table: str, rows: pa.Table) -> None:
+    def before(table: str, rows: pa.Table | None) -> None:
         written.append(table)
         if len(written) == at:
             act(worker)
@@ -84,11 +85,49 @@ def test_after_a_kill_the_next_run_completes_the_rollups(store: Store, at: int, 
     assert differences(store) == [] and other.step().minutes == 0
 
 
-@pytest.mark.parametrize(("at", "minutes", "inserts"), [(1, 64, 3), (7, 72, 7)])
-def test_a_stop_between_passes_records_no_run(store: Store, at: int, minutes: int, inserts: int) -> None:
-    """A stop completes the current pass and records no run; the next run computes everything."""
+@pytest.mark.parametrize(("at", "minutes"), [(1, 0), (4, 66), (7, 72)])
+def test_a_stop_between_tables_records_no_run(store: Store, at: int, minutes: int) -> None:
+    """A stop completes the current table and records no run; the next run computes everything."""
     scattered(store)
     worker, written = inserts_of_a_run(store, at, lambda worker: worker._task.closing.set())
-    assert worker.step().minutes == minutes and len(written) == inserts
+    assert worker.step().minutes == minutes and len(written) == at
     assert "rollup_runs" not in written
     assert rollup_worker(store).step().minutes == 72 and differences(store) == []
+
+
+def recorded_ms(store: Store) -> int:
+    """Return the recorded progress of the rollups (Unix ms)."""
+    return int(store.select("SELECT toUnixTimestamp64Milli(max(until)) FROM rollup_runs")[0][0])
+
+
+def test_the_present_waits_for_no_old_minutes(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Minutes far apart take several runs, each of which computes the newest ones first; the progress stays before those that wait."""
+    monkeypatch.setattr(worker, "_OLD_S_MAX", 0.0)
+    received_ms = [1_000]
+    rolling = rollup_worker(store, lambda: received_ms[0])
+    rolling.step()
+    with committing(store) as committer:
+        scattered(store)
+        for run, (model, minutes) in enumerate([("a", 1 + 64 + 2), ("b", 1 + 6)]):
+            now_s = time.time_ns() // MINUTE_NS * 60
+            send(committer, [one(model, 1 + run, span_id=model.encode() * 8, start_ns=now_s * SECOND_NS)])
+            received_ms[0] = committer.watermark_ms()
+            assert rolling.step().minutes == minutes
+            rolled = rolled_at(store)
+            # Another minute may have begun.
+            assert sorted(rolled)[-1] == now_s and (run or rolled[now_s] == min(rolled.values()))
+            assert (rolling.until_ms, recorded_ms(store)) == ((1_000, 1_000) if not run else (received_ms[0], received_ms[0]))
+    assert differences(store) == [] and rolling.step().minutes == 0
+
+
+def test_minutes_that_wait_are_found_by_another_process(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that ends with minutes left has not recorded them as computed, and a failed run forgets what it left."""
+    monkeypatch.setattr(worker, "_OLD_S_MAX", 0.0)
+    scattered(store)
+    first = rollup_worker(store)
+    assert first.step().minutes == 64 + 2 and recorded_ms(store) == 0 and first.until_ms > 0
+    monkeypatch.setattr(worker, "_OLD_S_MAX", 60.0)
+    other = rollup_worker(store)
+    assert other.step().minutes == 72 and differences(store) == []
+    # The other one recorded its progress.
+    assert first.step().minutes == 0 == other.step().minutes

@@ -50,8 +50,8 @@ def held(double: Double, table: str) -> Iterator[tuple[threading.Event, threadin
     begun, go, times = threading.Event(), threading.Event(), list[int]()
     column = "judged_at" if table == "verdicts" else "received_at"
 
-    def before(name: str, rows: pa.Table) -> None:
-        if name == table and rows.num_rows:
+    def before(name: str, rows: pa.Table | None) -> None:
+        if name == table and rows is not None and rows.num_rows:
             times.extend(rows[column].cast(pa.int64()).to_pylist())
             begun.set()
             assert go.wait(PATIENCE_S)
@@ -255,3 +255,12 @@ def test_progress_is_the_later_of_both_workers(store: Store) -> None:
     # With the current time as its run: a row of 1970 is past the retention, so a merge may drop it at once.
     store.command("INSERT INTO attribution_runs (until, ran_at) VALUES (fromUnixTimestamp64Milli(1000000000777), now64(3))")
     assert followed_until_ms(store) == 10**12 + 777
+
+
+def test_progress_includes_what_the_writers_reached(store: Store) -> None:
+    """The rollups follow all writers, and may be ahead of the progress that they recorded."""
+    store.command(
+        "INSERT INTO writers (writer, settled_at, judged_until, seen_at)"
+        " VALUES ('a', fromUnixTimestamp64Milli(1000000000777), fromUnixTimestamp64Milli(1000000000999), now64(3))"
+    )
+    assert (followed_until_ms(store), judgements_followed_until_ms(store)) == (10**12 + 777, 10**12 + 999)

@@ -1,0 +1,113 @@
+"""Rollups of single tenants that take much memory: computed behind everything else, in small pieces, over several runs.
+
+One tenant with long texts must not keep the others waiting. What the store refused waits here, and is left out of the statements for all
+others until it is computed. Tenants have their turns. Of a tenant the pieces that may fit come first, and a period that must be divided by
+its keys goes on where the last run ended. If its rows changed meanwhile, it is computed once more from its beginning. The module has no SQL
+and reads no clock.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from legato_ingest.rollups.backlog import Progress
+from legato_ingest.rollups.pieces import Piece, fits
+
+__all__ = ["NO_PROGRESS", "Divided"]
+
+NO_PROGRESS: Progress = (2**63, 2**63)
+"""The progress before work that limits none: after a start it is found without it."""
+_log = logging.getLogger("legato")
+
+
+@dataclass(slots=True, eq=False)
+class _Work:
+    """The next piece of a tenant's periods in a table, and the progress before they were found; ``changed``: before they changed since."""
+
+    table: str
+    next: Piece
+    before: Progress
+    changed: Progress | None = None
+
+    def has(self, table: str, starts_s: set[int]) -> bool:
+        return table == self.table and not starts_s.isdisjoint(self.next.starts_s.tolist())
+
+
+class Divided:
+    """Pieces that wait. Not for several threads at once."""
+
+    def __init__(self) -> None:
+        # By tenant, in their turns.
+        self._works: dict[str, list[_Work]] = {}
+
+    def __bool__(self) -> bool:
+        """Whether a piece waits."""
+        return bool(self._works)
+
+    @property
+    def keeps_progress(self) -> bool:
+        """Whether a piece waits that the recorded progress must not pass."""
+        return any(work.before < NO_PROGRESS for works in self._works.values() for work in works)
+
+    def add(self, table: str, piece: Piece, before: Progress) -> None:
+        """Add a piece of one tenant, without what was left out of it. ``before``: the progress until its periods were found dirty."""
+        ((tenant,),) = (piece.tenants or (),)
+        waiting = [start for name, start in piece.apart if name == tenant]
+        starts_s = piece.starts_s[~np.isin(piece.starts_s, waiting)]
+        if len(starts_s):
+            self._works.setdefault(tenant, []).append(_Work(table, replace(piece, starts_s=starts_s, apart=()), before))
+
+    def left_out(self, table: str, starts_s: NDArray[np.int64], before: Progress) -> Piece:
+        """Return the piece of these periods (Unix s, ascending) without those that wait; note that these changed after ``before``."""
+        starts, apart = set(starts_s.tolist()), set[tuple[str, int]]()
+        for tenant, works in self._works.items():
+            for work in works:
+                if work.has(table, starts):
+                    if work.next.number:
+                        work.changed = work.changed or before
+                    apart |= {(tenant, start) for start in work.next.starts_s.tolist() if start in starts}
+        return Piece(starts_s, apart=tuple(sorted(apart)))
+
+    def step(self, run: Callable[[str, Piece], None]) -> tuple[str, NDArray[np.int64]] | None:
+        """Call ``run`` for the next table and piece. Return the table and the periods (Unix s) that are complete now, if any are."""
+        tenant, works = next(iter(self._works.items()))
+        # The tenant's next turn is behind those of the others.
+        self._works[tenant] = self._works.pop(tenant)
+        work = min(works, key=lambda each: each.next.shares)
+        piece = work.next
+        if not fits(piece, lambda piece: run(work.table, piece)):
+            self._halve(works, work)
+            return None
+        work.next = replace(piece, number=piece.number + 1)
+        if work.next.number < piece.shares:
+            return None
+        self._complete(tenant, works, work)
+        return work.table, piece.starts_s
+
+    def progress(self, found: Progress) -> Progress:
+        """Return the progress that excludes nothing that waits; ``found`` if nothing does."""
+        return min([found, *(work.before for works in self._works.values() for work in works)])
+
+    def _halve(self, works: list[_Work], work: _Work) -> None:
+        """Divide the periods, of which the newer ones come first, or the keys: all shares have one size."""
+        first, second = work.next.halves()
+        works.remove(work)
+        if len(work.next.starts_s) == 1:
+            works.append(replace(work, next=first))
+        else:
+            works += [replace(work, next=second), replace(work, next=first)]
+
+    def _complete(self, tenant: str, works: list[_Work], work: _Work) -> None:
+        shares, starts_s = work.next.shares, work.next.starts_s
+        works.remove(work)
+        if shares > 1:
+            _log.warning("%s: the period from %d (Unix s) of a tenant was computed in %d pieces", work.table, starts_s[0], shares)
+        if work.changed is not None:
+            works.append(_Work(work.table, Piece(starts_s, tenants=(tenant,)), work.changed))
+        elif not works:
+            del self._works[tenant]

@@ -1,0 +1,164 @@
+"""Statements in pieces: each period and key once, the same rows as at once, and refusals of the engine itself."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from helpers.builders.batches import received_spans
+from helpers.builders.rollup_rows import MINUTE_NS, THEN_NS, Double, committing, one, rollup_worker, send
+from helpers.builders.spans import SECOND_NS
+from helpers.builders.worst_bodies import NATIVE, span, spans, text
+from helpers.dashboards.minutes import differences
+from helpers.platform.examples import examples
+from legato_ingest.errors import StoreUnavailable
+from legato_ingest.otlp.batch import Limits
+from legato_ingest.rollups import pieces, worker
+from legato_ingest.rollups.pieces import Piece, in_pieces
+from legato_ingest.storage import Store
+
+REFUSED = StoreUnavailable("Code: 241. DB::Exception: memory limit exceeded", 241)
+HASHES = (0, 1, 2**63 - 1, 2**63, 2**64 - 1, *(random.Random(1).getrandbits(64) for _ in range(20)))
+PERIODS = st.lists(st.integers(0, 10**6), min_size=1, max_size=20, unique=True).map(lambda each: np.array(sorted(each), np.int64) * 60)
+
+
+def covers(piece: Piece, hashed: int) -> bool:
+    """Whether the piece's condition holds for a key with this hash."""
+    condition = piece.keys(str(hashed)).strip("()").split()
+    return len(condition) == 1 or int(condition[2]) <= int(condition[0]) <= int(condition[4])
+
+
+@given(PERIODS, st.integers(1, 30), st.randoms(use_true_random=False))
+@examples(50)
+def test_completed_pieces_have_every_period_and_key_once(
+    starts_s: np.ndarray[Any, np.dtype[np.int64]], fits: int, rng: random.Random
+) -> None:
+    """In the order of the periods, whatever is refused; the smallest piece has no limit and is not refused."""
+    weights, done = {int(start): rng.randrange(100) for start in starts_s}, list[Piece]()
+
+    def run(piece: Piece) -> None:
+        if sum(weights[int(start)] for start in piece.starts_s) / piece.shares > fits and not piece.is_smallest:
+            raise REFUSED
+        assert (piece.settings == "max_memory_usage = 0") == piece.is_smallest
+        done.append(piece)
+
+    in_pieces("test", starts_s, run)
+    for hashed in HASHES:
+        assert [int(start) for piece in done if covers(piece, hashed) for start in piece.starts_s] == starts_s.tolist()
+
+
+def test_other_errors_are_raised_at_once() -> None:
+    """As is a refusal of the smallest piece: the engine has no memory at all then, and the next run tries again."""
+    seen = list[Piece]()
+
+    def refuse(error: StoreUnavailable) -> Callable[[Piece], None]:
+        def run(piece: Piece) -> None:
+            seen.append(piece)
+            raise error
+
+        return run
+
+    with pytest.raises(StoreUnavailable, match="restarting"):
+        in_pieces("test", np.array([0, 60]), refuse(StoreUnavailable("restarting")))
+    assert len(seen) == 1
+    with pytest.raises(StoreUnavailable, match="memory limit"):
+        in_pieces("test", np.array([0, 60]), refuse(REFUSED))
+    assert len(seen) < 20 and seen[-1].is_smallest
+
+
+class Narrow(Double):
+    """A store that refuses every statement with a limit for memory, each second one only after it has run; no row leaves it in Arrow."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self._written = itertools.cycle((False, True))
+
+    def command(self, sql: str) -> None:
+        """Run a statement without a limit; refuse others."""
+        has_limit = "max_memory_usage" in sql and "max_memory_usage = 0" not in sql
+        if not has_limit or next(self._written):
+            super().command(sql)
+        if has_limit:
+            raise REFUSED
+
+    def select_arrow(self, sql: str) -> None:
+        """Fail: rows of a rollup can be long."""
+        raise AssertionError(sql)
+
+
+def test_rollups_in_pieces_are_the_same(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of minutes and hours, also where a refused statement has written its rows, and where a key vanishes."""
+    monkeypatch.setattr(pieces, "_SHARES_MAX", 2)
+    monkeypatch.setattr(worker, "_OLD_S_MAX", 60.0)
+    with committing(store) as committer:
+        narrow = rollup_worker(Narrow(store), committer.watermark_ms)
+        send(committer, [one("a", 1), one("c", 1, span_id=b"another.", start_ns=THEN_NS + MINUTE_NS)])
+        for minutes, body in ((2, None), (1, one("b", 2))):
+            send(committer, [body] if body else [])
+            assert narrow.step().minutes == minutes
+            # Hours follow the minutes that were divided in the next run.
+            narrow.step()
+            assert differences(store) == []
+    assert store.select("SELECT model, streams FROM stream_minutes FINAL ORDER BY model") == [("a", 0), ("b", 1), ("c", 1)]
+
+
+def test_long_keys_are_computed_in_pieces(store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Streams that share long names in their resource, each with another route. The engine refuses, and every row is right."""
+    monkeypatch.setattr(pieces, "_MEMORY_MAX_BYTES", 64 * 2**20)
+    monkeypatch.setattr(worker, "_OLD_S_MAX", 60.0)
+    names = (b"service.name", b"gen_ai.request.model", b"gen_ai.provider.name", b"service.version", b"legato.emitter")
+    made = [span([*NATIVE, (b"http.route", text(f"r{each}"))], THEN_NS, THEN_NS + SECOND_NS) for each in range(4_000)]
+    body = ExportTraceServiceRequest.FromString(spans(made, [(name, text("ü" * 1024)) for name in names]))
+    store.insert("stream_revs", received_spans(body, tenant="", now_ns=time.time_ns(), limits=Limits()).revs)
+    with caplog.at_level(logging.WARNING, "legato"):
+        rolling = rollup_worker(store)
+        rolling.step()
+        # Hours follow the minutes that were divided.
+        rolling.step()
+    assert any(each.startswith("stream_minutes: the period") for each in caplog.messages)
+    assert differences(store) == []
+
+
+STALLED = """
+INSERT INTO verdicts (tenant, start_time, trace_id, span_id, gap_start_us, gap_us, excess_us, cause, confidence, judged_at)
+SELECT tenant, start_time, trace_id, span_id, number, 500000 + number, 1, 'host', 'likely', now64(3)
+FROM streams ARRAY JOIN range(300000) AS number"""
+
+
+def test_many_stalls_of_a_minute_need_no_pieces(store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """The rollup of streams keeps a few figures of each stream; a list of its stalls would be in every piece of the keys."""
+    monkeypatch.setattr(pieces, "_MEMORY_MAX_BYTES", 32 * 2**20)
+    with committing(store) as committer:
+        send(committer, [one("a", 1, span_id=bytes([each]) * 8) for each in (1, 2)])
+    store.command(STALLED)
+    with caplog.at_level(logging.WARNING, "legato"):
+        assert rollup_worker(store).step().minutes == 1
+    assert not any(each.startswith("stream_minutes") for each in caplog.messages)
+
+
+WIDE = """
+INSERT INTO node_samples (tenant, metric, series, recorded_at, received_at, kind, attributes, value)
+SELECT '', 'wide', cityHash64(number), fromUnixTimestamp64Nano({at_ns}, 'UTC'), now64(3), 'gauge',
+    mapFromArrays(arrayMap(each -> 'k' || toString(each), range(100)), arrayMap(each -> repeat(toString(each), 500), range(100))), number
+FROM numbers(1000)"""
+
+
+def test_long_attributes_are_computed_in_pieces(store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """A thousand series of one period with 95 KB of attributes each."""
+    monkeypatch.setattr(pieces, "_MEMORY_MAX_BYTES", 128 * 2**20)
+    store.command(WIDE.format(at_ns=THEN_NS))
+    with caplog.at_level(logging.WARNING, "legato"):
+        rollup_worker(store).step()
+    assert any(each.startswith("node_samples_5min: 1 periods") for each in caplog.messages)
+    found = "count(), uniqExact(series), sum(value_sum), sum(samples), min(length(toString(attributes))) > 90000"
+    assert store.select(f"SELECT {found} FROM node_samples_5min") == [(1000, 1000, 499_500.0, 1000, 1)]
