@@ -10,7 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["EngineFlush", "Ignored", "SilenceRecord", "StreamRecord"]
+__all__ = ["REV_MAX", "EngineFlush", "Ignored", "SilenceRecord", "StreamRecord"]
+
+REV_MAX = 2**32 - 2
+"""The highest rev of a sender's span: its row may step back for another one with the next rev, which has 32 bits, too."""
 
 
 @dataclass(slots=True)

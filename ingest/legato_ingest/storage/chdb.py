@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -16,7 +17,8 @@ from clickhouse_connect.driver.client import Client
 
 from legato_ingest.errors import SettingsError, StoreError, StoreRefused, StoreUnavailable
 from legato_ingest.storage.chdb_integrity import KILL_ALL, MERGED_PARTS_KEPT_S, PartIntegrity, check_room, folders_of
-from legato_ingest.storage.clients import ClientStore, translated
+from legato_ingest.storage.client_errors import translated
+from legato_ingest.storage.clients import ClientStore
 from legato_ingest.storage.part_list import PartList
 from legato_ingest.storage.part_scrub import DAMAGED, PartScrub, set_aside_by_engine
 from legato_ingest.storage.store import PartFault, ReadLimits
@@ -29,6 +31,7 @@ _DATABASE, _UNKNOWN_TABLE = "default", 60
 _PERHAPS_DAMAGED, _IN_PART = frozenset((33, 117)), "while reading from part"
 # Statements that need no free space; some of them free space.
 _FREES_ROOM = ("DROP", "KILL", "SYSTEM", "TRUNCATE")
+_INSERTED = re.compile(r"\s*INSERT INTO (\w+)")
 _WITHOUT_LIFETIME = """
 SELECT name FROM system.tables
 WHERE database = currentDatabase() AND engine LIKE '%MergeTree' AND create_table_query NOT LIKE '%old_parts_lifetime = {kept}%'"""
@@ -148,14 +151,16 @@ class EmbeddedStore(ClientStore):
         return reader
 
     @contextmanager
-    def _errors(self) -> Iterator[None]:
+    def _errors(self, *, of_reader: bool = False) -> Iterator[None]:
         """Translate errors. A table that is missing while it is repaired is unavailable, not unknown."""
         try:
             with translated():
                 yield
         except StoreError as error:
             is_damage = error.code in DAMAGED or (error.code in _PERHAPS_DAMAGED and _IN_PART in str(error))
-            if is_damage:
+            if is_damage and of_reader:
+                is_damage = self._scrub.suspect_of_reader(str(error))
+            elif is_damage:
                 self._scrub.suspect(str(error))
             # Until the table is in place again, and until the damaged part is detached.
             is_passing = is_damage or (error.code == _UNKNOWN_TABLE and self._integrity.is_repairing)
@@ -173,7 +178,12 @@ class EmbeddedStore(ClientStore):
 
     @contextmanager
     def _change(self, sql: str = "", table: str = "") -> Iterator[Client]:
-        """The writing client for a change: there must be free space before it, and its files are checked after it."""
+        """The writing client for a change: there must be free space before it, and its files are checked after it.
+
+        An insert from a query is one into a table, too: rows that were set aside meanwhile must not count as written.
+        """
+        if inserted := _INSERTED.match(sql):
+            table = inserted[1]
         with super()._change() as writer:
             if not sql.lstrip().upper().startswith(_FREES_ROOM):
                 check_room(self._path)

@@ -6,39 +6,26 @@ knows no table of Legato; subclasses define how clients are opened.
 
 from __future__ import annotations
 
-import math
-import re
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
 from clickhouse_connect.driver.client import Client
-from clickhouse_connect.driver.exceptions import ClickHouseError
 
 from legato_ingest.definitions import ALL_TENANTS
 from legato_ingest.errors import StoreRefused, StoreUnavailable
 from legato_ingest.quoting import literal
 from legato_ingest.storage import tenant_views
+from legato_ingest.storage.client_errors import translated, without_values
 from legato_ingest.storage.sql import quoted
 from legato_ingest.storage.store import ReadLimits
 
-__all__ = ["ClientStore", "code_of", "translated"]
+__all__ = ["ClientStore"]
 
-# ClickHouse's error codes for conditions that can pass: memory, disk, too many parts, time-outs, locks, connections.
-_TRANSIENT = frozenset((33, 74, 75, 76, 159, 201, 202, 203, 209, 210, 225, 236, 241, 242, 243, 252, 319, 425, 473, 499, 999, 1000, 1001))
-_CODE, _NAME = re.compile(r"Code: (\d+)"), re.compile(r"\((\w+)\)\s*$")
-# Error codes of a statement that fails whatever the rows are: syntax, names, types, settings, limits. Other messages may hold values.
-_OF_STATEMENTS = frozenset(
-    (*range(42, 49), 50, 53, 60, 62, 63, 73, 81, 115, 141, 158, 159, 160, 164, 167, 168, 179, 181, 184, 207, 215, 258, 307, 309, 352)
-) | {386, 396, 403, 456, 457, 497, 721}
-# The driver wraps a server's error in a text with the server's address. Readers must not see the address.
-_WRAPPING = re.compile(r"^Received ClickHouse exception, code: \d+, server response: | \(for url [^)]*\)$")
 # Set on every insert, because their defaults differ between releases and profiles.
 _INSERT_SETTINGS: Mapping[str, Any] = {
     "async_insert": 0,
@@ -65,30 +52,38 @@ _TENANT_SETTINGS: Mapping[str, int] = {
     "optimize_move_to_prewhere": 0,
     "query_plan_merge_filters": 0,
     "enable_join_runtime_filters": 0,
+    "use_variant_as_common_type": 0,  # `query.key_use` gives each column of a UNION one kind.
     "output_format_write_statistics": 0,
-    # What is skipped by values of all tenants: a condition that fails on the tenant's own row fails unless the row's granule is skipped.
-    # The primary key begins with the tenant, so it skips by the tenant's own values.
+    # What is skipped by values of all tenants shows them: a condition that fails on the own rows does not fail then. See ``_WITHOUT_KEY``.
     "use_skip_indexes": 0,
     "use_partition_pruning": 0,
     "use_partition_minmax_for_primary_key_pruning": 0,
     "use_statistics_for_part_pruning": 0,
     "use_query_condition_cache": 0,
+    # Statistics are of the rows of all tenants.
+    "use_statistics": 0,
+    "use_statistics_for_min_max_aggregation": 0,
+    "use_hash_table_stats_for_join_reordering": 0,
 }
-# Where a granule has rows of two tenants, the primary key evaluates a condition on a value of the other one, which may fail.
-_AGAIN_SETTINGS: Mapping[str, int] = {"use_primary_key": 0}
-_TIME_LIMIT, _AGAIN_S_MIN = "max_execution_time", 1
+# For statements that may fail on the value of a key: a granule may have rows of two tenants (``query.key_use``).
+_WITHOUT_KEY: Mapping[str, int] = {"use_primary_key": 0}
 _KNOWN_SETTINGS = "SELECT name FROM system.settings WHERE name IN ({names})"
 # Idle reading clients over all tenants. Each takes about 1 MB.
 _IDLE_READERS_MAX = 16
 _TENANT_COLUMNS = "SELECT table, max(name = 'tenant') FROM system.columns WHERE database IN ({databases}) GROUP BY table"
 _VIEWS = "SELECT name FROM system.tables WHERE database = {own} AND engine = 'View'"
-_TABLES_STATE = (
-    "SELECT count(), max(metadata_modification_time), sum(cityHash64(database, name)) FROM system.tables WHERE database IN ({databases})"
-)
+_VIEWS_STATE = "SELECT count(), max(metadata_modification_time), sum(cityHash64(name)) FROM system.tables WHERE database = {tenants}"
 # These show dates over the rows of all tenants, and the disk that the tenants share.
 _SYSTEM_TABLES = ("system.disks", "system.parts", "system.parts_columns")
+# These show numbers of rows and sizes, also of single columns with names of all tenants in their dictionaries.
+_SIZED_TABLES = ("system.columns", "system.data_skipping_indices", "system.tables")
 _OBJECTIVES = "objectives"
 _CLOSED = "the store is closed"
+_CHANGED = "the tables of the store have changed meanwhile: send the query again"
+# With a client from the pool, and with a new one after the tables changed.
+_TRIES = 2
+# A tenant, and whether its statements may use the primary key.
+_Key = tuple[str, bool]
 _UNKNOWN_DATABASE = 81
 
 
@@ -98,9 +93,9 @@ class ClientStore(ABC):
     def __init__(self, read_limits: ReadLimits | None, database: str) -> None:
         self._database, self._tenant_database = database, tenant_views.database_of(database)
         self._databases = f"{literal(self._database)}, {literal(self._tenant_database)}"
-        self._state_sql = _TABLES_STATE.format(databases=self._databases)
+        self._state_sql = _VIEWS_STATE.format(tenants=literal(self._tenant_database))
         self._read_limits = dict(read_limits or {})
-        self._readers: OrderedDict[str, list[Client]] = OrderedDict()
+        self._readers: OrderedDict[_Key, list[Client]] = OrderedDict()
         self._reading_lock = threading.Lock()
         # By id of a reading client: the state of the tables when the client's row filters were made.
         self._filtered: dict[int, tuple[Any, ...]] = {}
@@ -151,25 +146,27 @@ class ClientStore(ABC):
         with self._write() as writer:
             return bytes(writer.raw_query(sql, parameters=dict(parameters or {}), fmt="Arrow"))
 
-    def query_bytes(self, sql: str, params: Mapping[str, str] | None = None, fmt: str = "TabSeparated", tenant: str = ALL_TENANTS) -> bytes:
+    def query_bytes(
+        self,
+        sql: str,
+        params: Mapping[str, str] | None = None,
+        fmt: str = "TabSeparated",
+        tenant: str = ALL_TENANTS,
+        by_key: bool = False,
+    ) -> bytes:
         """Return the result of a reader's query in a ClickHouse format, limited to the rows of ``tenant``."""
-        began_s = time.monotonic()
-        try:
-            with self._reader(tenant) as reader:
-                return self._result(reader, sql, params, fmt, tenant)
-        except StoreRefused as error:
-            if tenant == ALL_TENANTS or error.code in _OF_STATEMENTS:
-                raise
-            first = error
-        # Perhaps it failed on a value of another tenant, which the primary key has. Both runs together have the time of one.
-        try:
-            with self._reader_again(tenant, time.monotonic() - began_s) as reader:
-                return self._result(reader, sql, params, fmt, tenant)
-        except StoreUnavailable:
-            raise first from None
+        for _ in range(_TRIES):
+            with self._reader(tenant, by_key) as reader:
+                content = self._result(reader, sql, params, fmt, tenant)
+                is_filtered = tenant == ALL_TENANTS or self._is_filtered(reader)
+            if is_filtered:
+                return content
+            # The statement may have read a table that was made meanwhile, for which the client has no filter.
+            self._drop_idle()
+        raise StoreUnavailable(_CHANGED)
 
     def _result(self, reader: Client, sql: str, params: Mapping[str, str] | None, fmt: str, tenant: str) -> bytes:
-        with _without_values(tenant), self._errors():
+        with without_values(tenant), self._errors(of_reader=True):
             return bytes(reader.raw_query(sql, parameters=dict(params or {}), fmt=fmt))
 
     def make_tenant_views(self) -> None:
@@ -192,8 +189,8 @@ class ClientStore(ABC):
         for client in clients:
             client.close()
 
-    def _errors(self) -> AbstractContextManager[None]:
-        """Translate the driver's errors."""
+    def _errors(self, *, of_reader: bool = False) -> AbstractContextManager[None]:
+        """Translate the driver's errors. ``of_reader``: of a reader's statement, so their text may be the reader's."""
         return translated()
 
     @contextmanager
@@ -221,44 +218,31 @@ class ClientStore(ABC):
                 raise
 
     @contextmanager
-    def _reader(self, tenant: str) -> Iterator[Client]:
+    def _reader(self, tenant: str, by_key: bool) -> Iterator[Client]:
         """A reading client of this tenant, from the pool or new."""
         if not self._reading:
             raise StoreUnavailable("the server is stopping")
+        key = tenant, by_key or tenant == ALL_TENANTS
         with self._reading_lock:
-            idle = self._readers.get(tenant)
+            idle = self._readers.pop(key, [])
             reader = idle.pop() if idle else None
-        if reader is not None and tenant != ALL_TENANTS and not self._is_filtered(reader):
-            self._drop(reader)
-            reader = None
+            self._readers |= {key: idle} if idle else {}
         if reader is None:
-            reader = self._open_reader(tenant, self._reader_settings(tenant))
+            reader = self._open_reader(tenant, self._reader_settings(tenant, by_key))
         try:
             yield reader
         except BaseException:
             # For the same reason as in `_write`.
             self._drop(reader)
             raise
-        for unwanted in self._keep(tenant, reader):
+        for unwanted in self._keep(key, reader):
             self._drop(unwanted)
 
-    @contextmanager
-    def _reader_again(self, tenant: str, taken_s: float) -> Iterator[Client]:
-        """A new reading client of this tenant that uses no primary key, with the time that a first run has left."""
-        settings = self._reader_settings(tenant, _AGAIN_SETTINGS)
-        if _TIME_LIMIT in settings:
-            settings[_TIME_LIMIT] = max(_AGAIN_S_MIN, int(settings[_TIME_LIMIT]) - math.ceil(taken_s))
-        reader = self._open_reader(tenant, settings)
-        try:
-            yield reader
-        finally:
-            self._drop(reader)
-
-    def _keep(self, tenant: str, reader: Client) -> list[Client]:
+    def _keep(self, key: _Key, reader: Client) -> list[Client]:
         """Put a client into the pool. Return the clients that are too many now, of the tenants that queried least recently."""
         with self._reading_lock:
-            self._readers.setdefault(tenant, []).append(reader)
-            self._readers.move_to_end(tenant)
+            self._readers.setdefault(key, []).append(reader)
+            self._readers.move_to_end(key)
             unwanted = []
             while sum(map(len, self._readers.values())) > _IDLE_READERS_MAX:
                 oldest = next(iter(self._readers))
@@ -267,19 +251,27 @@ class ClientStore(ABC):
                     del self._readers[oldest]
             return unwanted
 
+    def _drop_idle(self) -> None:
+        """Close the reading clients that no statement uses."""
+        with self._reading_lock:
+            idle = [reader for readers in self._readers.values() for reader in readers]
+            self._readers.clear()
+        for reader in idle:
+            self._drop(reader)
+
     def _is_filtered(self, reader: Client) -> bool:
-        """Return whether the tables are those that the client's filters were made for; another process may have created one since."""
+        """Return whether the views are those that the client's filters were made for; another process may have made one since."""
         with translated():
             return tuple(reader.query(self._state_sql).result_rows[0]) == self._filtered.get(id(reader))
 
-    def _reader_settings(self, tenant: str, more: Mapping[str, int] = MappingProxyType({})) -> dict[str, int | str]:
+    def _reader_settings(self, tenant: str, by_key: bool) -> dict[str, int | str]:
         """Return the settings of a tenant's reader, without its row filters."""
         if tenant == ALL_TENANTS:
             return dict(self._read_limits)
         if not self._known_settings:
-            names = ", ".join(map(literal, (*_TENANT_SETTINGS, *_AGAIN_SETTINGS)))
+            names = ", ".join(map(literal, (*_TENANT_SETTINGS, *_WITHOUT_KEY)))
             self._known_settings = frozenset(str(name) for (name,) in self.select(_KNOWN_SETTINGS.format(names=names)))
-        wanted = {**_TENANT_SETTINGS, **more}
+        wanted = {**_TENANT_SETTINGS, **({} if by_key else _WITHOUT_KEY)}
         # A version of ClickHouse without a setting has nothing that the setting turns off.
         return {**self._read_limits, **{name: value for name, value in wanted.items() if name in self._known_settings}}
 
@@ -288,18 +280,22 @@ class ClientStore(ABC):
 
         A table that is detached for its repair is not listed, and comes back: its view is listed.
         """
-        if self._filtered_tables[0] != state:
-            views = {str(name) for (name,) in self.select(_VIEWS.format(own=literal(self._database)))}
-            columns = self.select(_TENANT_COLUMNS.format(databases=self._databases))
-            tables = {str(table): bool(has) for table, has in columns if not str(table).endswith(tenant_views.FINAL_VIEW)}
-            self._filtered_tables = state, {table: has for table, has in tables.items() if table not in views}
-        return self._filtered_tables[1]
+        known_state, known = self._filtered_tables
+        if known_state == state:
+            return known
+        views = {str(name) for (name,) in self.select(_VIEWS.format(own=literal(self._database)))}
+        columns = self.select(_TENANT_COLUMNS.format(databases=self._databases))
+        tables = {str(table): bool(has) for table, has in columns if not str(table).endswith(tenant_views.FINAL_VIEW)}
+        found = {table: has for table, has in tables.items() if table not in views}
+        self._filtered_tables = state, found
+        return found
 
     def _filters(self, tenant: str, tables: Mapping[str, bool]) -> str:
         """Return the value of ``additional_table_filters``: a tenant sees its own rows, and none of a table without tenants."""
         own = f"tenant = {quoted(tenant)}"
-        rules = {f"{self._database}.{table}": own if has_tenant else "0" for table, has_tenant in tables.items()}
-        rules.update(dict.fromkeys(_SYSTEM_TABLES, "0"))
+        # A rule applies to aliases, too, and the first one counts.
+        rules = dict.fromkeys(_SYSTEM_TABLES, "0") | dict.fromkeys(_SIZED_TABLES, f"database != {quoted(self._database)}")
+        rules |= {f"{self._database}.{table}": own if has_tenant else "0" for table, has_tenant in tables.items()}
         # A tenant also sees the objectives of all tenants: they apply to its streams.
         rules[f"{self._database}.{_OBJECTIVES}"] = f"tenant IN ({quoted(tenant)}, {quoted(ALL_TENANTS)})"
         return "{" + ", ".join(f"{literal(table)}: {literal(rule)}" for table, rule in rules.items()) + "}"
@@ -334,7 +330,7 @@ class ClientStore(ABC):
         if tenant != ALL_TENANTS and self._state() != state:
             self._filtered_tables = (), {}
             client.close()
-            raise StoreUnavailable("the tables of the store have changed meanwhile: send the query again")
+            raise StoreUnavailable(_CHANGED)
         self._filtered[id(client)] = state
         return self._added(client)
 
@@ -358,37 +354,3 @@ class ClientStore(ABC):
             if client in self._clients:
                 self._clients.remove(client)
         client.close()
-
-
-def code_of(message: str) -> int:
-    """Return ClickHouse's error code in one of its messages; 0 without one."""
-    found = _CODE.search(message)
-    return int(found.group(1)) if found else 0
-
-
-@contextmanager
-def _without_values(tenant: str) -> Iterator[None]:
-    """Hide values in the errors of a tenant's statement: ClickHouse may have read rows of other tenants, too (``_TENANT_SETTINGS``)."""
-    try:
-        yield
-    except StoreRefused as error:
-        if tenant == ALL_TENANTS or error.code in _OF_STATEMENTS:
-            raise
-        name = _NAME.search(str(error))
-        reason = "a function failed on a constant, or on the value of a row, which is not shown to readers of one tenant"
-        raise StoreRefused(f"Code: {error.code}. DB::Exception: {reason}.{f' ({name[1]})' if name else ''}", error.code) from None
-
-
-@contextmanager
-def translated() -> Iterator[None]:
-    """Raise the driver's errors as ``StoreUnavailable`` (can pass) or ``StoreRefused`` (fails again)."""
-    try:
-        yield
-    except ClickHouseError as error:
-        message = _WRAPPING.sub("", str(error))
-        code = code_of(message)
-        if code in _TRANSIENT or not code:
-            raise StoreUnavailable(message, code) from error
-        raise StoreRefused(message, code) from error
-    except OSError as error:
-        raise StoreUnavailable(f"{type(error).__name__}: {error.strerror}") from error

@@ -9,6 +9,8 @@ and parts that are missing. The module repairs nothing.
 from __future__ import annotations
 
 import logging
+import pathlib
+import re
 import threading
 import time
 from collections.abc import Sequence
@@ -17,7 +19,7 @@ from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError
 
 from legato_ingest.storage.blocks import Blocks, is_covered
-from legato_ingest.storage.clients import code_of
+from legato_ingest.storage.client_errors import code_of
 from legato_ingest.storage.store import PartFault
 
 __all__ = ["DAMAGED", "PartScrub", "set_aside_by_engine"]
@@ -34,6 +36,7 @@ WHERE active AND database = currentDatabase() AND (toUnixTimestamp(modification_
 ORDER BY name IN ({suspects}) DESC, partition_id DESC, table, name"""
 _SET_ASIDE = "SELECT table, name, reason FROM system.detached_parts WHERE database = currentDatabase() ORDER BY table, name"
 _ACTIVE = "SELECT table, name FROM system.parts WHERE active AND database = currentDatabase()"
+_PART_FOLDER = re.compile(r"while reading from part (/[^\s()]+)")
 # Of so many suspects at most the names are kept.
 _SUSPECTS_MAX = 64
 # The rest of ClickHouse's message is advice.
@@ -48,6 +51,16 @@ class PartScrub:
         self._checked: set[tuple[str, str]] = set()
         self._suspects: list[str] = []
         self._opened_s = int(time.time())
+
+    def suspect_of_reader(self, message: str) -> bool:
+        """Take note of an error of a reader's statement, if it names the folder of a part; return whether it does.
+
+        The text of the error may be the reader's, who does not know the folders.
+        """
+        names = [each.name for each in map(pathlib.Path, _PART_FOLDER.findall(message)) if Blocks.names_in(each.name) and each.is_dir()]
+        if names:
+            self.suspect(" ".join(names))
+        return bool(names)
 
     def suspect(self, message: str) -> None:
         """Take note of an error about damaged data: the parts that it names are read next; if it names none, all are read again."""

@@ -57,11 +57,18 @@ class ProcessStore:
         """Return the result of one of Legato's own queries as an Arrow table."""
         return pa.ipc.open_file(self._call("select_arrow_bytes", sql, dict(parameters or {}))).read_all()
 
-    def query_bytes(self, sql: str, params: Mapping[str, str] | None = None, fmt: str = "TabSeparated", tenant: str = ALL_TENANTS) -> bytes:
+    def query_bytes(
+        self,
+        sql: str,
+        params: Mapping[str, str] | None = None,
+        fmt: str = "TabSeparated",
+        tenant: str = ALL_TENANTS,
+        by_key: bool = False,
+    ) -> bytes:
         """Return the result of a reader's query in a ClickHouse format, limited to the rows of ``tenant``."""
         if not self._reading:
             raise StoreUnavailable("the server is stopping")
-        content: bytes = self._process.read(self._handle, tenant, "query_bytes", sql, dict(params or {}), fmt, tenant)
+        content: bytes = self._process.read(self._handle, tenant, "query_bytes", sql, dict(params or {}), fmt, tenant, by_key)
         return content
 
     def end_reads(self) -> None:

@@ -7,6 +7,7 @@ stamps all rows.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ import clickhouse_connect
 from clickhouse_connect.driver.client import Client
 
 from legato_ingest.address import Address
+from legato_ingest.storage.client_errors import translated
 from legato_ingest.storage.clients import ClientStore
 from legato_ingest.storage.store import PartFault, ReadLimits
 from legato_ingest.storage.watermark import now_ms
@@ -43,10 +45,19 @@ class ServerStore(ClientStore):
         """Return the server's time in ms since the epoch."""
         with self._clock_lock:
             if self._clock is None or time.monotonic() - self._clock[0] > _CLOCK_S:
-                before = now_ms()
-                ((server_ms,),) = self.select("SELECT toUnixTimestamp64Milli(now64(3))")
-                self._clock = time.monotonic(), int(server_ms) - (before + now_ms()) // 2
+                self._clock = time.monotonic(), self._ahead_ms()
             return now_ms() + self._clock[1]
+
+    def _ahead_ms(self) -> int:
+        """Return how far the server's clock is ahead of this host's.
+
+        The writing client may be busy for seconds. To wait for it would delay heartbeats, and count as time on the way to the server.
+        """
+        self._expect_open()
+        with translated(), contextlib.closing(self._client({})) as client:
+            before = now_ms()
+            ((server_ms,),) = client.query("SELECT toUnixTimestamp64Milli(now64(3))").result_rows
+            return int(server_ms) - (before + now_ms()) // 2
 
     def verify(self) -> None:
         """Nothing to do: a server reports failed writes itself."""

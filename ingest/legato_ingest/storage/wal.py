@@ -26,7 +26,6 @@ _log = logging.getLogger("legato")
 # The number of the file with payloads that could not be inserted, after the two segments.
 ASIDE = 2
 _NAMES, _KEY_NAME = ("0.wal", "1.wal", "aside.wal"), "key"
-_ASIDE_BYTES_MAX = 256 * 2**20
 # No record, and as large as most requests: a full disk has room for a byte.
 _PROBE = bytes(65_536)
 
@@ -138,13 +137,14 @@ class WriteAheadLog:
             _empty_if_stored(self._segments[segment])
 
     def set_aside(self, segment: int, payload: Payload) -> None:
-        """Keep a payload that cannot be inserted: it is pending again after the next start. Raises ``StoreUnavailable``."""
+        """Keep a payload that cannot be inserted: it is pending again after the next start. Raises ``StoreUnavailable``.
+
+        There is no limit but the disk's: what stayed in its segment would keep the segment from being emptied.
+        """
         if segment == ASIDE:
             return
         aside = self._segments[ASIDE]
         with self._lock:
-            if aside.size + bytes_of(payload) > _ASIDE_BYTES_MAX:
-                raise StoreUnavailable(f"{aside.path} is full: {aside.size} bytes, at most {_ASIDE_BYTES_MAX}")
             aside.size = self._write(aside, framed([payload], aside.size, self._key))
             aside.open += 1
         self.stored(segment, 1)

@@ -11,23 +11,26 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
-from legato_ingest.errors import Overloaded, StoreRestarting, StoreUnavailable
+from legato_ingest.definitions import ALL_TENANTS
+from legato_ingest.errors import Overloaded, StoreUnavailable
 from legato_ingest.metrics import Metrics
 from legato_ingest.objectives import Objective
 from legato_ingest.otlp.batch import Batch
 from legato_ingest.storage import Store
-from legato_ingest.storage.wal import WriteAheadLog
+from legato_ingest.storage.wal import ASIDE, WriteAheadLog
 from legato_ingest.storage.watermark import Watermark
 from legato_ingest.write.body import Entry
+from legato_ingest.write.by_days import by_day, is_late
 from legato_ingest.write.group_insert import GroupInsert, Receipt, receipt_of
-from legato_ingest.write.lanes import Lanes, LatePauses, Waiting, by_day, is_late, size_of
+from legato_ingest.write.lanes import Lanes, LatePauses
 from legato_ingest.write.log_writer import LogWriter
-from legato_ingest.write.set_aside import is_set_aside
+from legato_ingest.write.outcomes import RETRY_S, Outcomes
+from legato_ingest.write.set_aside import FAILURES_MAX
 from legato_ingest.write.settling import Settling
+from legato_ingest.write.waiting import Waiting, size_of
 
 __all__ = ["Committer", "Receipt"]
 
@@ -37,8 +40,8 @@ _BUSY_REQUESTS, _APART_S = 8, 0.15
 # With a log: the time between the begins of two inserts if many requests wait, so many requests, and the time if fewer wait. A larger
 # number of bytes is inserted at once.
 _LOGGED_APART_S, _MANY_REQUESTS, _FEW_APART_S, _QUEUE_BYTES = 1.0, 64, 8.0, 16 * 2**20
-# After a failed insert it is repeated after this time.
-_RETRY_S = 1.0
+# So long after the begin of its end the committer still halves what failed, and tries what failed alone.
+_END_S = 5.0
 
 
 class Committer:
@@ -69,16 +72,16 @@ class Committer:
         self._lanes = Lanes(queue_bytes_max)
         self._now, self._late = self._lanes.now, self._lanes.late
         self._changed, self._closing, self._log = threading.Condition(), False, log
+        self._outcomes = Outcomes(self._changed, self._lanes, log, metrics)
         # Of the last insert: its requests, its begin, and whether it had no room for all that waited.
         self._last_requests, self._last_began_s, self._is_rest = 0, 0.0, False
         # ``all_stored``: bodies of which every batch was stored before ``finish``. The thread removes them from the log.
+        # ``is_apart``: the last insert was one of those apart. ``end_s``: until when they go on (monotonic).
+        self._is_apart, self._end_s = False, float("inf")
         self._late_pauses, self._inserting, self._all_stored = LatePauses(), list[Waiting](), list[Entry]()
-        # The error of the last insert of rows of now, and that of all requests since a thread has ended.
-        self._failed: StoreUnavailable | None = None
-        self._broken: StoreUnavailable | None = None
         self._watermark = Watermark(after_ms, store.clock_ms)
         self._log_writer = LogWriter(log, Waiting.logged_form, self._logged, self._refuse, self._break_off) if log is not None else None
-        self._settling = Settling(self._changed, self._lanes, lambda: self._failed is not None)
+        self._settling = Settling(self._changed, self._lanes, lambda: self._outcomes.failed is not None)
         self._thread = threading.Thread(target=self._run, name="legato-commit", daemon=True)
         self._thread.start()
 
@@ -92,7 +95,7 @@ class Committer:
         has_log = self._log_writer is not None and entry is not None
         waiting = Waiting.of(batch, time.time_ns(), entry)
         with self._changed:
-            if (failed := self._failed) is not None and (has_log or self._closing):
+            if (failed := self._outcomes.failed) is not None and (has_log or self._closing):
                 # Not the error itself: raised again and again, it would keep these requests.
                 raise StoreUnavailable(str(failed), failed.code)
             if self._closing:
@@ -111,17 +114,21 @@ class Committer:
         size, late = size_of(batch, time.time_ns()), is_late(batch, time.time_ns())
         with self._changed:
             why_full = self._lanes.why_full(size, is_late=late, entry=entry, has_log=self._log is not None, in_lane=in_lane)
-            return not why_full or self._closing or (self._failed is not None and not in_lane)
+            return not why_full or self._closing or (self._outcomes.failed is not None and not in_lane)
 
     def recover(self, batch: Batch, entry: Entry) -> None:
         """Queue rows of a request that is in the log since before this process, whether there is room or not."""
+        waiting = Waiting.of(batch, time.time_ns(), entry)
         with self._changed:
-            self._accept(Waiting.of(batch, time.time_ns(), entry), is_queued=True)
+            if entry.segment == ASIDE:
+                # It failed before this process: it has one try, in one piece.
+                waiting.failures, waiting.is_alone, waiting.early = FAILURES_MAX - 1, True, None
+            self._accept(waiting, is_queued=True)
 
     def finish(self, entry: Entry) -> None:
         """Take note that no further batch of a body is submitted."""
         with self._changed:
-            if all_stored := self._count_down([entry]):
+            if all_stored := self._outcomes.count_down([entry]):
                 self._all_stored += all_stored
                 self._changed.notify_all()
 
@@ -129,26 +136,26 @@ class Committer:
         """Wait until the rows of all requests that were acknowledged before are stored, or until that fails. Without a log they are."""
         self.begin_settling()()
 
-    def begin_settling(self, stale_max_s: float = 0.0) -> Callable[[], None]:
-        """Ask for the insert for which ``settle`` waits, without waiting. Return the function that waits (``settling``)."""
-        return self._settling.begin(stale_max_s) if self._log is not None else lambda: None
+    def begin_settling(self, tenant: str = ALL_TENANTS, stale_max_s: float = 0.0) -> Callable[[], None]:
+        """Ask for the insert for which a reader of this tenant waits. Return the function that waits (``settling``)."""
+        return self._settling.begin(tenant, stale_max_s) if self._log is not None else lambda: None
 
     def close(self) -> None:
-        """Commit the queue, then stop. What cannot be committed stays in the log."""
+        """Commit the queue, then stop. What cannot be committed within some seconds stays in the log; without one it is refused."""
         with self._changed:
-            self._closing = True
+            self._closing, self._end_s = True, time.monotonic() + _END_S
         if self._log_writer is not None:
             self._log_writer.close()
         with self._changed:
             self._changed.notify_all()
         self._thread.join()
-        self._leave_log(self._all_stored)
+        self._outcomes.leave_log(self._all_stored)
         if self._log is not None:
             self._log.close()
 
     def expect_accepting(self) -> None:
         """Raise ``StoreUnavailable`` if requests are refused, because the last insert failed or the log cannot be written."""
-        if (failed := self._failed) is not None and (self._log is not None or self._closing):
+        if (failed := self._outcomes.failed) is not None and (self._log is not None or self._closing):
             raise StoreUnavailable(str(failed), failed.code)
         if self._log is not None:
             self._log.check()
@@ -167,19 +174,17 @@ class Committer:
 
     def _accept(self, waiting: Waiting, *, is_queued: bool) -> None:
         self._lanes.hold_body(waiting)
-        self._hold(waiting.parts())
+        self._outcomes.hold(waiting.parts())
         if waiting.entry is not None:
             waiting.entry.open += 1
         if is_queued:
             self._enqueue([waiting])
 
-    def _hold(self, group: Iterable[Waiting], sign: int = 1) -> None:
-        """Count the bytes of batches that were accepted, or with -1 of those that have left."""
-        self._lanes.hold(group, sign)
-        self._metrics.queue_bytes.set(self._lanes.bytes)
-
     def _enqueue(self, group: Sequence[Waiting]) -> None:
-        parts = [part for waiting in group for part in waiting.parts()]
+        for waiting in (each for each in group if each.is_alone):
+            self._lanes.alone.put(waiting, self._lanes.of(waiting))
+            self._changed.notify_all()
+        parts = [part for waiting in group if not waiting.is_alone for part in waiting.parts()]
         before, late = len(self._now), [part for part in parts if part.is_late]
         self._now.put([part for part in parts if not part.is_late])
         self._late.put(late)
@@ -204,8 +209,8 @@ class Committer:
         for waiting in group:
             waiting.answer(error)
         with self._changed:
-            self._count_down(waiting.entry for waiting in group)
-            self._hold((part for waiting in group for part in waiting.parts()), -1)
+            self._outcomes.count_down(waiting.entry for waiting in group)
+            self._outcomes.hold((part for waiting in group for part in waiting.parts()), -1)
 
     def _run(self) -> None:
         try:
@@ -220,8 +225,9 @@ class Committer:
         """
         failed = StoreUnavailable("inserts ended by an internal error: restart `legato serve`")
         with self._changed:
-            self._failed, self._broken, self._closing = failed, failed, True
-            waiting = [*left, *self._now.drain(), *self._late.drain()]
+            self._outcomes.failed = self._outcomes.broken = failed
+            self._closing = True
+            waiting = [*left, *self._lanes.drain()]
             self._changed.notify_all()
         for each in waiting:
             each.answer(failed)
@@ -233,14 +239,18 @@ class Committer:
             with self._changed:
                 self._wait()
                 is_closing, all_stored, self._all_stored = self._closing, self._all_stored, []
-            self._leave_log(all_stored)
-            self._inserting = group = self._next_late() or self._next_group()
+            self._outcomes.leave_log(all_stored)
+            self._inserting = group = self._next()
             if not group:
                 self._write_waiting(is_closing)
                 if is_closing:
+                    self._refuse_left()
                     return
                 continue
-            is_stored = self._commit_late(group) if group[0].is_late else self._commit(group)
+            began_s, is_alone = time.monotonic(), group[0].is_alone
+            is_stored = self._commit_late(group) if group[0].is_late else self._commit(group, self._insert)
+            if is_alone:
+                self._lanes.alone.tried(time.monotonic() - began_s)
             if is_stored and self._groups.due_in_s() == 0:
                 self._write_waiting(False)
             if not is_stored and is_closing and self._log is not None:
@@ -250,7 +260,9 @@ class Committer:
     def _wait(self) -> None:
         """Wait until an insert is due, or something that no request waits for, or until the end."""
         while not self._closing and not self._all_stored:
-            pauses_s = [pause_s() for lane, pause_s in ((self._now, self._pause_s), (self._late, self._late_pause_s)) if lane]
+            apart, alone = self._lanes.apart, self._lanes.alone
+            lanes = (self._now, self._pause_s), (self._late, self._late_pause_s), (apart, self._apart_pause_s), (alone, alone.pause_s)
+            pauses_s = [pause_s() for lane, pause_s in lanes if lane]
             due_s = min(pauses_s) if pauses_s else self._groups.due_in_s()
             if due_s is not None and due_s <= 0:
                 return
@@ -259,8 +271,8 @@ class Committer:
     def _pause_s(self) -> float:
         """Return the seconds until the next insert: inserts of many requests cost little more than those of few."""
         apart_s = 0.0
-        if self._failed is not None:
-            apart_s = _RETRY_S
+        if self._outcomes.failed is not None:
+            apart_s = RETRY_S
         elif self._log is not None:
             is_wanted = self._now.is_wanted or self._now.row_bytes > self._insert_bytes or self._is_rest
             apart_s = 0.0 if is_wanted else _LOGGED_APART_S if len(self._now) >= _MANY_REQUESTS else _FEW_APART_S
@@ -272,6 +284,9 @@ class Committer:
         is_full = 2 * self._late.row_bytes > self._late.held.most
         return self._late_pauses.left_s(self._late.is_wanted or self._log is None or is_full)
 
+    def _apart_pause_s(self) -> float:
+        return 0.0 if self._outcomes.failed is None else self._pause_s()
+
     def _write_waiting(self, all_now: bool) -> None:
         """Write what no request waits for: all of it, or what is due. No request fails with it."""
         try:
@@ -281,6 +296,20 @@ class Committer:
             self._groups.postpone()
             self._metrics.errors.labels("write_waiting", type(error).__name__).inc()
 
+    def _refuse_left(self) -> None:
+        """Answer the requests of what was not inserted before the end."""
+        with self._changed:
+            left = self._lanes.drain()
+        for each in left:
+            each.answer(StoreUnavailable("the server is stopping"))
+
+    def _next(self) -> list[Waiting]:
+        """Return the next group that is due. What is inserted apart has each second turn: neither it nor the others wait for long."""
+        was_apart, self._is_apart = self._is_apart, False
+        # While requests are refused, the rows of now show first that the store is back.
+        first = (self._outcomes.failed is not None and self._next_group()) or ([] if was_apart else self._next_apart())
+        return first or self._next_late() or self._next_alone() or self._next_group() or self._next_apart()
+
     def _next_group(self, at_once: bool = False) -> list[Waiting]:
         """Return the next group of batches of now; none while its insert is not due, unless it is wanted at once."""
         if self._log is not None:
@@ -289,112 +318,82 @@ class Committer:
             if not self._now or not (at_once or self._closing or self._pause_s() <= 0):
                 return []
             self._last_began_s = time.monotonic()
-            group = self._now.take(self._chunks_max)
-            self._last_requests, self._is_rest = len(group), bool(self._now)
+            group = self._lanes.take(self._now, self._chunks_max)
+            self._last_requests, self._is_rest = len(group), self._now.has_trusted
             return group
 
     def _next_late(self) -> list[Waiting]:
         """Return the next group of batches with late rows; none while its insert is not due."""
         with self._changed:
             is_due = bool(self._late) and (self._closing or self._late_pause_s() <= 0)
-            return self._late.take(self._chunks_max) if is_due else []
+            return self._lanes.take(self._late, self._chunks_max) if is_due else []
 
-    def _commit(self, group: list[Waiting]) -> bool:
-        """Insert the group, and return whether it is stored. Every future is done afterwards, with a receipt or an error."""
+    def _next_apart(self) -> list[Waiting]:
+        """Return the next group that is inserted apart; none while the store is away."""
+        with self._changed:
+            if not self._lanes.apart or time.monotonic() > self._end_s or not (self._closing or self._apart_pause_s() <= 0):
+                return []
+            if self._outcomes.failed is not None:
+                self._last_began_s = time.monotonic()
+            self._is_apart = True
+            return self._lanes.apart.take()
+
+    def _next_alone(self) -> list[Waiting]:
+        """Return the next batch that failed alone before; none while its try is not due."""
+        with self._changed:
+            is_due = bool(self._lanes.alone) and (self._closing or self._lanes.alone.pause_s() <= 0) and time.monotonic() <= self._end_s
+            return self._lanes.alone.take() if is_due else []
+
+    def _insert(self, group: Sequence[Waiting]) -> list[Receipt]:
         started = time.perf_counter()
+        with self._watermark.stamp() as received_ms:
+            receipts = self._groups.insert([waiting.batch for waiting in group], received_ms)
+        self._metrics.commit_seconds.observe(time.perf_counter() - started)
+        return receipts
+
+    def _commit(self, group: list[Waiting], insert: Callable[[list[Waiting]], list[Receipt]]) -> bool:
+        """Insert the group; of batches that are not stored, every future is done, their bodies are in the log, or they wait in a queue.
+
+        Return False if the store, or the disk, cannot take them now.
+        """
         try:
-            with self._watermark.stamp() as received_ms:
-                receipts = self._groups.insert([waiting.batch for waiting in group], received_ms)
+            receipts = insert(group)
+        except StoreUnavailable as error:
+            self._metrics.errors.labels("commit", type(error).__name__).inc()
+            self._outcomes.store_away(group, error)
+            return False
         except Exception as error:
             self._metrics.errors.labels("commit", type(error).__name__).inc()
-            self._fail(group, error)
-            return False
-        self._metrics.commit_seconds.observe(time.perf_counter() - started)
-        self._stored(group, receipts)
+            return self._outcomes.failed_by_fault(group, error)
+        self._outcomes.stored(group, receipts)
         return True
 
     def _commit_late(self, group: list[Waiting]) -> bool:
         """Insert a group with late rows a day at a time, and groups of now that become due between two days. Return as ``_commit`` does."""
-        receipts, took_s, failed = [Receipt() for _ in group], 0.0, None
         # The rows of now of this group come first, and are then left out of it.
-        self._commit_due(group, at_once=any(each.early is not None and not each.early.future.done() for each in group))
-        parts = by_day([waiting.batch for waiting in group])
-        while failed is None:
-            try:
-                part = next(parts, None)
-            except Exception as error:
-                failed = error
-                break
-            if part is None:
-                break
-            self._commit_due(group)
-            began_s = time.monotonic()
-            try:
+        early = [each.early for each in group if each.early is not None and not self._is_apart]
+        self._commit_due(group, at_once=not all(each.future.done() for each in early))
+        return self._commit(group, self._insert_days)
+
+    def _insert_days(self, group: list[Waiting]) -> list[Receipt]:
+        receipts, took_s = [Receipt() for _ in group], 0.0
+        try:
+            for part in by_day([waiting.batch for waiting in group]):
+                self._commit_due(group)
+                began_s = time.monotonic()
                 with self._watermark.stamp() as received_ms:
                     for receipt, more in zip(receipts, self._groups.insert(part, received_ms), strict=True):
                         receipt.add(more)
-            except Exception as error:
-                failed = error
-            else:
                 took_s += time.monotonic() - began_s
-        self._late_pauses.ended(took_s)
-        if failed is None:
-            self._stored(group, receipts)
-            return True
-        self._metrics.errors.labels("commit", type(failed).__name__).inc()
-        self._fail(group, failed)
-        return False
+        finally:
+            # What failed is no reason to let the others wait longer.
+            if not self._is_apart and not group[0].is_alone:
+                self._late_pauses.ended(took_s)
+        return receipts
 
     def _commit_due(self, group: list[Waiting], at_once: bool = False) -> None:
         """Insert the group of now that is due, if any, while a late group is inserted."""
         if due := self._next_group(at_once):
             self._inserting = [*group, *due]
-            self._commit(due)
+            self._commit(due, self._insert)
             self._inserting = group
-
-    def _stored(self, group: Sequence[Waiting], receipts: Sequence[Receipt]) -> None:
-        """Answer the requests of a group that is stored."""
-        for waiting, receipt in zip(group, receipts, strict=True):
-            waiting.answer(receipt)
-            waiting.stored()
-        with self._changed:
-            all_stored = self._count_down(waiting.entry for waiting in group)
-        self._leave_log(all_stored)
-        self._leave(group[0].is_late, group, None)
-
-    def _fail(self, group: Sequence[Waiting], error: Exception) -> None:
-        """Answer the requests that wait, and queue again what is in the log."""
-        failed = error if isinstance(error, StoreUnavailable) else StoreUnavailable(f"{type(error).__name__} while committing")
-        again = [waiting for waiting in group if waiting.is_logged and not is_set_aside(waiting, error, self._log, self._metrics)]
-        gone = [waiting for waiting in group if waiting not in again]
-        with self._changed:
-            self._lanes.of(group[0]).put_back(again)
-            self._count_down(waiting.entry for waiting in gone)
-        for waiting in gone:
-            waiting.answer(failed)
-        # While the process of the store starts again, requests go on into the log; so they do if only late rows cannot be inserted.
-        self._leave(group[0].is_late, gone, failed if again and not isinstance(failed, StoreRestarting) else None)
-
-    def _count_down(self, entries: Iterable[Entry | None]) -> list[Entry]:
-        """Take note that a batch of each body has left, or that the last is queued. Return the bodies that may leave the log."""
-        counted = [(entry, entry.count_down()) for entry in entries if entry is not None]
-        for entry, _ in counted:
-            if not entry.open:
-                self._lanes.release_body(entry)
-        self._metrics.queue_bytes.set(self._lanes.bytes)
-        return [entry for entry, may_leave in counted if may_leave]
-
-    def _leave_log(self, all_stored: Iterable[Entry]) -> None:
-        """Bodies of which all batches are stored leave the log."""
-        for segment, payloads in Counter(entry.segment for entry in all_stored if entry.segment is not None).items():
-            if self._log is not None:
-                self._log.stored(segment, payloads)
-
-    def _leave(self, is_late: bool, group: Sequence[Waiting], failed: StoreUnavailable | None) -> None:
-        """Take note that batches have left the committer. ``failed``: the error of the insert, if it is repeated."""
-        with self._changed:
-            if not is_late:
-                self._failed = self._broken or failed
-            (self._late if is_late else self._now).finish(group)
-            self._hold(group, -1)
-            self._changed.notify_all()

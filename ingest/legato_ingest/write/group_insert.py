@@ -35,6 +35,8 @@ REVS, SOCKETS, REJECTED, EMITTER_SPANS = "stream_revs", "stream_sockets", "rejec
 _SLICE_ROWS = 65_536
 # ClickHouse's codes for a value that it cannot store. Only these are the fault of a row.
 _ROW_CODES = frozenset((6, 26, 27, 38, 41, 43, 53, 69, 70, 72, 117, 131, 153, 321, 349, 407, 436, 441, 646, 675, 691))
+# Its codes for a column, a function, a table, a database, a setting, a user or a right that is missing. No request is at fault.
+_SETUP_CODES = frozenset((10, 16, 46, 47, 60, 81, 115, 164, 192, 193, 497, 516))
 
 
 @dataclass(slots=True)
@@ -67,14 +69,23 @@ class GroupInsert:
         self._store, self._metrics = store, metrics
         self.objectives = objectives
         self._responses, self._senders = Responses(store, metrics), SenderCounts()
-        self._second_look = SecondLook(store, self._responses, look_again_s)
+        self._second_look = SecondLook(self._responses, look_again_s)
         self._recent = RecentRows(store, is_sole=look_again_s is None)
 
     def insert(self, batches: Sequence[Batch], received_ms: int) -> list[Receipt]:
         """Insert the rows of all batches with this receive time, and return a receipt for each batch.
 
-        Raises ``StoreUnavailable`` when the store cannot take them now. Then some of them may be stored; a retry finds those as duplicates.
+        Raises ``StoreUnavailable`` when the store cannot take them now; any other error is the fault of a batch. Then some of them may be
+        stored; a retry finds those as duplicates.
         """
+        try:
+            return self._insert(batches, received_ms)
+        except StoreRefused as error:
+            if error.code in _SETUP_CODES:
+                raise StoreUnavailable(f"ClickHouse error {error.code} on a query", error.code) from error
+            raise
+
+    def _insert(self, batches: Sequence[Batch], received_ms: int) -> list[Receipt]:
         receipts = [receipt_of(batch) for batch in batches]
         resolved, refused = self._insert_streams(batches, receipts, received_ms)
         new = resolved.rows

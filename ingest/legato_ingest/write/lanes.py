@@ -1,34 +1,24 @@
-"""The two queues of the committer, and the parts in which late rows are inserted.
+"""The queues of the committer: that of rows of now, that of late rows, and those of what failed.
 
 Each day of each table that an insert touches is a separate part on the disk and takes some 20 ms. Rows of today and yesterday (UTC) touch
 few parts, however many requests bring them. Requests with other rows wait in the late lane. They are inserted together, a day at a time, so
-that requests of now never wait for more than one day. The rows of now of a late request are also a separate batch in the first lane. The
-module inserts nothing and knows no thread.
+that requests of now never wait for more than one day. The rows of now of a late request are also a separate batch in the first lane. For
+a minute after a failure by its own fault a tenant's batches are inserted apart from those of others; what failed alone waits behind all.
+The module inserts nothing and knows no thread.
 """
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import Counter, deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, replace
-from typing import Any
+from collections import OrderedDict, deque
+from collections.abc import Collection, Iterable, Sequence
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from legato_ingest.columns import REJECTED
-from legato_ingest.otlp.batch import DAY_NS, Batch
-from legato_ingest.otlp.budget import recent_days
+from legato_ingest.definitions import ALL_TENANTS
 from legato_ingest.shares import Shares
-from legato_ingest.storage.wal import Payload
 from legato_ingest.write.body import Entry
-from legato_ingest.write.group_insert import Receipt
+from legato_ingest.write.waiting import Waiting
 
-__all__ = ["LATE_DAYS_MAX", "Lane", "Lanes", "LatePauses", "Waiting", "by_day", "is_late", "size_of"]
+__all__ = ["LATE_DAYS_MAX", "Alone", "Apart", "Lane", "Lanes", "LatePauses"]
 
 # Days of tables that the requests of one group touch, unless a single request touches more.
 LATE_DAYS_MAX = 64
@@ -38,150 +28,119 @@ _LATE_SHARE = 0.5
 _INSERT_BYTES_MAX = 64 * 2**20
 # Late batches of one insert: each is divided by days, which takes half a millisecond a day.
 _LATE_BATCHES_MAX = 1_000
-# Memory of the tables of a batch beside their rows. It is counted for late batches, which wait for seconds.
-_BATCH_BYTES = 64 * 1024
-_answering = threading.Lock()
-# The tables of a batch with the time that decides on a row's day.
-_TIMES = {
-    "revs": "start_time",
-    "sockets": "start_time",
-    "silences": "recorded_at",
-    "steps": "recorded_at",
-    "requests": "recorded_at",
-    "samples": "recorded_at",
-}
-
-
-@dataclass(slots=True, eq=False)
-class Waiting:
-    """A batch of a tenant in a queue, with its size in bytes and the future that its request waits for; several threads may ``answer``.
-
-    ``entry``: the body of its request. With a log: how often its insert has failed for its own fault.
-    ``early``: the rows of now of a late batch, inserted before it; no request waits for them, and if they are not stored, they still are in
-    the ``whole`` batch.
-    """
-
-    batch: Batch
-    size: int
-    future: Future[Receipt]
-    is_late: bool
-    tenant: str = ""
-    entry: Entry | None = None
-    failures: float = 0
-    early: Waiting | None = None
-    whole: Waiting | None = None
-    is_answered: bool = False
-
-    @classmethod
-    def of(cls, batch: Batch, now_ns: int, entry: Entry | None) -> Waiting:
-        """Return a batch of a request, divided if it has rows of now and late ones."""
-        tenant = entry.body.tenant if entry is not None else ""
-        waiting = cls(batch, size_of(batch, now_ns), Future(), is_late(batch, now_ns), tenant, entry)
-        recent = {day for _, day in batch.days}.intersection(recent_days(now_ns))
-        if waiting.is_late and recent:
-            early = _Divided(batch).part(recent, is_last=False)
-            waiting.early = cls(early, early.nbytes, Future(), False, tenant, whole=waiting)
-        return waiting
-
-    @property
-    def is_logged(self) -> bool:
-        """Whether the body is in the log."""
-        return self.entry is not None and self.entry.segment is not None
-
-    @property
-    def row_bytes(self) -> int:
-        """The bytes of the rows."""
-        return self.size - self.is_late * _BATCH_BYTES
-
-    def logged_form(self) -> Payload:
-        """Return what is written into the log."""
-        return self.entry.body.logged() if self.entry is not None else b""
-
-    def parts(self) -> Iterator[Waiting]:
-        """Yield the batch, and its early rows."""
-        yield self
-        if self.early is not None:
-            yield self.early
-
-    def answer(self, result: Receipt | Exception) -> None:
-        """Give the request its result, unless it has one. The thread of the log and that of the inserts may do so at the same time."""
-        with _answering:
-            is_first, self.is_answered = not self.is_answered, True
-        if not is_first or not self.future.set_running_or_notify_cancel():
-            return
-        if isinstance(result, Exception):
-            self.future.set_exception(result)
-        else:
-            self.future.set_result(result)
-
-    def stored(self) -> None:
-        """Take note that the batch is stored: early rows are left out of the whole batch."""
-        if self.whole is not None:
-            whole = self.whole.batch
-            self.whole.batch = _Divided(whole).part({day for _, day in whole.days - self.batch.days}, is_last=True)
+# So long after a failure, the batches of its tenant are inserted apart from those of others.
+_APART_S = 60.0
 
 
 class Lane:
     """One queue. ``held`` are the bytes of tenants that were accepted for it, with their bodies; ``row_bytes`` those of its rows.
 
-    ``finished`` of ``queued`` batches are finished, and a reader waits for the first ``wanted``. Not thread-safe.
+    ``queued``: the number of the last batch. A tenant that is set apart has a queue in it that delays no other. Not thread-safe.
     """
 
     def __init__(self, bytes_max: int, days_max: int | None = None) -> None:
         self._days_max = days_max
-        self._waiting: deque[Waiting] = deque()
+        self._waiting, self._apart = deque[Waiting](), dict[str, deque[Waiting]]()
         self.held = Shares(bytes_max)
-        self.queued = self.finished = self.wanted = self.row_bytes = 0
+        self.queued = self.row_bytes = 0
+        # The numbers of each tenant's batches for which a reader may wait, in their order, and the last one for which a reader waits.
+        self._open, self._wanted = dict[str, OrderedDict[int, None]](), dict[str, int]()
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + sum(map(len, self._apart.values()))
+
+    @property
+    def has_trusted(self) -> bool:
+        """Whether batches of tenants wait that are not set apart."""
+        return bool(self._waiting)
 
     @property
     def is_wanted(self) -> bool:
         """Whether a reader waits for a batch."""
-        return self.wanted > self.finished
+        return bool(self._wanted)
 
-    def want(self) -> int:
-        """Take note that a reader waits for all batches that are queued, and return their number."""
-        if self.finished < self.queued:
-            self.wanted = max(self.wanted, self.queued)
+    def want(self, tenant: str) -> int:
+        """Take note that a reader waits for all batches of a tenant, or of all, that are queued. Return the number of the last one."""
+        self._wanted.update((each, self.queued) for each in self._tenants(tenant))
         return self.queued
 
-    def put(self, group: Sequence[Waiting]) -> None:
+    def is_finished(self, tenant: str, number: int) -> bool:
+        """Return whether no batch of a tenant, or of all, up to this number is open."""
+        return all(next(iter(self._open[each])) > number for each in self._tenants(tenant))
+
+    def _tenants(self, tenant: str) -> Collection[str]:
+        """Return which tenants have open batches: all, or this one."""
+        return self._open if tenant == ALL_TENANTS else self._open.keys() & {tenant}
+
+    def put(self, group: Iterable[Waiting]) -> None:
         """Queue batches."""
-        self._waiting.extend(group)
-        self.queued += len(group)
+        for waiting in group:
+            self._queue_of(waiting).append(waiting)
+            self.queued += 1
+            waiting.number = self.queued
+            self._open.setdefault(waiting.tenant, OrderedDict())[waiting.number] = None
 
     def drain(self) -> list[Waiting]:
         """Remove and return all batches."""
-        drained = list(self._waiting)
-        self._waiting.clear()
+        queues = (self._waiting, *self._apart.values())
+        drained = [waiting for queue in queues for waiting in queue]
+        for queue in queues:
+            queue.clear()
         return drained
 
     def put_back(self, group: Sequence[Waiting]) -> None:
         """Queue batches of a failed insert again, before all others."""
-        self._waiting.extendleft(reversed(group))
+        for waiting in reversed(group):
+            self._queue_of(waiting).appendleft(waiting)
 
-    def finish(self, group: Sequence[Waiting]) -> None:
-        """Take note that batches have left the committer."""
-        self.finished += len(group)
+    def finish(self, group: Iterable[Waiting]) -> None:
+        """Take note that no reader waits for these batches from now on: they have left the committer, or failed alone."""
+        for waiting in group:
+            own = self._open.get(waiting.tenant, OrderedDict())
+            own.pop(waiting.number, None)
+            if not own:
+                self._open.pop(waiting.tenant, None)
+            if self.is_finished(waiting.tenant, self._wanted.get(waiting.tenant, 0)):
+                self._wanted.pop(waiting.tenant, None)
+
+    def set_apart(self, tenant: str) -> None:
+        """Give a tenant a separate queue, unless it has one."""
+        if tenant not in self._apart:
+            self._apart[tenant] = deque(waiting for waiting in self._waiting if waiting.tenant == tenant)
+            self._waiting = deque(waiting for waiting in self._waiting if waiting.tenant != tenant)
+
+    def put_together(self, tenant: str) -> None:
+        """Queue the batches of a tenant that was set apart before those of others again."""
+        self._waiting.extendleft(reversed(self._apart.pop(tenant, deque())))
 
     def take(self, chunks_max: int) -> list[Waiting]:
-        """Remove and return the batches of the next insert: as many as fit, at least one.
+        """Remove and return the next group of tenants that are not set apart: as many batches as fit, at least one if there is any.
 
-        Batches of a group that failed for the fault of one of them are inserted one by one.
+        Batches of a group with which the process of the store ended repeatedly are inserted one by one.
         """
-        group = [self._waiting.popleft()]
+        return self._taken(self._waiting, chunks_max)
+
+    def take_apart(self, chunks_max: int) -> list[list[Waiting]]:
+        """Remove and return the next group of each tenant that is set apart."""
+        return [self._taken(queue, chunks_max) for queue in self._apart.values() if queue]
+
+    def _queue_of(self, waiting: Waiting) -> deque[Waiting]:
+        return self._apart.get(waiting.tenant, self._waiting)
+
+    def _taken(self, queue: deque[Waiting], chunks_max: int) -> list[Waiting]:
+        if not queue:
+            return []
+        group = [queue.popleft()]
         weight, size, days = group[0].batch.weight, group[0].row_bytes, set(group[0].batch.days)
         is_alone = group[0].failures >= 1
-        while self._waiting and not (is_alone or self._waiting[0].failures >= 1):
-            batch, size = self._waiting[0].batch, size + self._waiting[0].row_bytes
+        while queue and not (is_alone or queue[0].failures >= 1):
+            batch, size = queue[0].batch, size + queue[0].row_bytes
             is_spread = self._days_max is not None and (
                 len(days | batch.days) > max(self._days_max, len(days)) or len(group) >= _LATE_BATCHES_MAX
             )
             if is_spread or weight + batch.weight > chunks_max or size > _INSERT_BYTES_MAX:
                 break
-            group.append(self._waiting.popleft())
+            group.append(queue.popleft())
             weight += batch.weight
             days |= batch.days
         return group
@@ -195,6 +154,9 @@ class Lanes:
 
     def __init__(self, bytes_max: int) -> None:
         self.now, self.late = Lane(bytes_max), Lane(int(_LATE_SHARE * bytes_max), LATE_DAYS_MAX)
+        self.apart, self.alone = Apart(), Alone()
+        # When a batch of a tenant last failed by its own fault (monotonic, s).
+        self._failed_s = dict[str, float]()
         self._held = Shares(bytes_max)
         self._bodies = dict[Entry, Lane]()
 
@@ -206,6 +168,33 @@ class Lanes:
     def of(self, waiting: Waiting) -> Lane:
         """Return the lane of a batch."""
         return self.late if waiting.is_late else self.now
+
+    def put_back(self, group: Sequence[Waiting]) -> None:
+        """Queue batches of a failed insert again, before all others of their lane."""
+        self.alone.put_back([each for each in group if each.is_alone])
+        for lane in (self.now, self.late):
+            lane.put_back([each for each in group if not each.is_alone and self.of(each) is lane])
+
+    def take(self, lane: Lane, chunks_max: int) -> list[Waiting]:
+        """Remove and return the next group of a lane, of tenants without failures of late. Those of the others go to ``apart``."""
+        after_s = time.monotonic() - _APART_S
+        for tenant in [tenant for tenant, at_s in self._failed_s.items() if at_s < after_s]:
+            del self._failed_s[tenant]
+            for each in (self.now, self.late):
+                each.put_together(tenant)
+        for group in lane.take_apart(chunks_max):
+            self.apart.put_last(group)
+        return lane.take(chunks_max)
+
+    def set_apart(self, tenant: str) -> None:
+        """Take note that a batch of a tenant failed by its own fault: its batches are inserted apart from those of others for a minute."""
+        self._failed_s[tenant] = time.monotonic()
+        for each in (self.now, self.late, self.apart):
+            each.set_apart(tenant)
+
+    def drain(self) -> list[Waiting]:
+        """Remove and return all batches."""
+        return [*self.now.drain(), *self.late.drain(), *self.apart.drain(), *self.alone.drain()]
 
     def hold(self, group: Iterable[Waiting], sign: int = 1) -> None:
         """Count the bytes of batches that were accepted, or with -1 of those that have left."""
@@ -240,11 +229,115 @@ class Lanes:
             tenant, body_bytes, own_lane = entry.body.tenant, len(entry.body.content), self._bodies.get(entry)
         # A body that is counted is what the request has already; another one comes with this batch.
         own, size = (body_bytes, size) if own_lane is not None else (0, size + body_bytes)
-        if not in_lane and (self.now or self.late or has_log) and not self._held.has_room(tenant, size, own):
+        if not in_lane and (self.now or self.late or self.apart or has_log) and not self._held.has_room(tenant, size, own):
             return f"{self._held.total} bytes of rows wait to be stored"
         if (is_late or in_lane) and not lane.held.has_room(tenant, size, own if own_lane is lane else 0):
             return f"{lane.held.total} bytes of rows of {'earlier' if is_late else 'these'} days wait to be stored"
         return ""
+
+
+class Apart:
+    """Groups that are inserted apart: the halves of groups that failed, and groups of tenants that are set apart. Not thread-safe.
+
+    Tenants take turns, and halves with batches of several tenants take theirs: they share the time whatever the number of each.
+    """
+
+    def __init__(self) -> None:
+        # The next group of a tenant is the last. The groups of several tenants have no tenant.
+        self._groups = dict[str | None, deque[list[Waiting]]]()
+
+    def __bool__(self) -> bool:
+        return bool(self._groups)
+
+    def put(self, groups: Iterable[list[Waiting]]) -> None:
+        """Queue groups before the others of their tenants. The last is taken first."""
+        for group in groups:
+            self._of(group).append(group)
+
+    def put_last(self, group: list[Waiting]) -> None:
+        """Queue a group behind the others of its tenant."""
+        self._of(group).appendleft(group)
+
+    def _of(self, group: list[Waiting]) -> deque[list[Waiting]]:
+        tenants = {waiting.tenant for waiting in group}
+        return self._groups.setdefault(tenants.pop() if len(tenants) == 1 else None, deque())
+
+    def take(self) -> list[Waiting]:
+        """Remove and return the next group. It is the turn of another tenant then."""
+        tenant = next(iter(self._groups))
+        own = self._groups.pop(tenant)
+        group = own.pop()
+        if own:
+            self._groups[tenant] = own
+        return group
+
+    def set_apart(self, tenant: str) -> None:
+        """Divide the groups of several tenants: what is of this one waits for its turn."""
+        mixed = self._groups.pop(None, deque())
+        for is_own in (True, False):
+            parts = ([waiting for waiting in group if (waiting.tenant == tenant) == is_own] for group in mixed)
+            self.put(part for part in parts if part)
+
+    def drain(self) -> list[Waiting]:
+        """Remove and return all batches."""
+        drained = [waiting for groups in self._groups.values() for group in reversed(groups) for waiting in group]
+        self._groups.clear()
+        return drained
+
+
+class Alone:
+    """Batches that failed alone by their own fault: each is tried again one by one, those of tenants in turns. Not thread-safe.
+
+    The tries take a fifth of the time at most, and the next one after a failure comes after ``apart_s``.
+    """
+
+    _TIMES = 4.0
+
+    def __init__(self) -> None:
+        self._waiting = dict[str, deque[Waiting]]()
+        self._due_s = 0.0
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def of_tenant(self, tenant: str) -> int:
+        """Return the number of a tenant's batches."""
+        return len(self._waiting.get(tenant, ()))
+
+    def put(self, waiting: Waiting, lane: Lane) -> None:
+        """Queue a batch of this lane behind the others of its tenant. From now on no reader waits for it."""
+        lane.finish([waiting])
+        waiting.is_alone = True
+        self._waiting.setdefault(waiting.tenant, deque()).append(waiting)
+
+    def put_back(self, group: Sequence[Waiting]) -> None:
+        """Queue batches again, before the others: the store could not take them."""
+        for waiting in reversed(group):
+            self._waiting = {waiting.tenant: self._waiting.pop(waiting.tenant, deque()), **self._waiting}
+            self._waiting[waiting.tenant].appendleft(waiting)
+
+    def take(self) -> list[Waiting]:
+        """Remove and return the next batch. It is the turn of another tenant then."""
+        tenant = next(iter(self._waiting))
+        own = self._waiting.pop(tenant)
+        taken = [own.popleft()]
+        if own:
+            self._waiting[tenant] = own
+        return taken
+
+    def drain(self) -> list[Waiting]:
+        """Remove and return all batches."""
+        drained = [waiting for own in self._waiting.values() for waiting in own]
+        self._waiting.clear()
+        return drained
+
+    def tried(self, took_s: float, apart_s: float = 0.0) -> None:
+        """Take note that a try has ended now."""
+        self._due_s = max(self._due_s, time.monotonic() + max(apart_s, self._TIMES * took_s))
+
+    def pause_s(self) -> float:
+        """Return the seconds until the next try."""
+        return self._due_s - time.monotonic()
 
 
 class LatePauses:
@@ -267,49 +360,3 @@ class LatePauses:
         if self._took_s > self._LONG_S:
             apart_s = max(apart_s, min(self._TIMES * self._took_s, self._MOST_S))
         return self._ended_s + apart_s - time.monotonic()
-
-
-def is_late(batch: Batch, now_ns: int) -> bool:
-    """Return whether a batch has rows of other days than today and yesterday."""
-    recent = recent_days(now_ns)
-    return any(day not in recent for _, day in batch.days)
-
-
-def size_of(batch: Batch, now_ns: int) -> int:
-    """Return the bytes that a batch is counted with in the lanes."""
-    return batch.nbytes + is_late(batch, now_ns) * _BATCH_BYTES
-
-
-def by_day(batches: Sequence[Batch]) -> Iterator[list[Batch]]:
-    """Yield the rows of these batches one day after another, as one batch each.
-
-    What belongs to no day is in the last, because it would be counted again if a later day could not be inserted.
-    """
-    days = sorted({day for batch in batches for _, day in batch.days})
-    divided = [_Divided(batch) for batch in batches]
-    for number, day in enumerate(days):
-        yield [each.part({day}, is_last=number == len(days) - 1) for each in divided]
-
-
-class _Divided:
-    """A batch, and the day of each row in each of its tables."""
-
-    def __init__(self, batch: Batch) -> None:
-        self._batch = batch
-        self._days: dict[str, Any] = {}
-        for name, column in _TIMES.items():
-            rows = getattr(batch, name)
-            if rows.num_rows:
-                self._days[name] = rows[column].combine_chunks().cast(pa.int64()).to_numpy() // DAY_NS
-
-    def part(self, wanted: Collection[int], *, is_last: bool) -> Batch:
-        """Return the rows of these days. The last part also has the rejections and the counts of senders."""
-        tables: dict[str, pa.Table] = {}
-        for name, days in self._days.items():
-            rows, mask = getattr(self._batch, name), np.isin(days, list(wanted))
-            tables[name] = rows if mask.all() else rows.filter(pa.array(mask)) if np.any(mask) else rows.slice(0, 0)
-        revs, steps = tables.get("revs", self._batch.revs), tables.get("steps", self._batch.steps)
-        chunks = (pc.sum(pc.list_value_length(revs["dt_us"])).as_py() or 0) + steps.num_rows
-        touched = frozenset(each for each in self._batch.days if each[1] in wanted)
-        part = replace(self._batch, **tables, chunks=chunks, size_bytes=0, days=touched)
-        return part if is_last else replace(part, rejected=REJECTED.empty, unlisted=Counter(), senders=Counter())

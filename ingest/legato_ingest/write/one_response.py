@@ -13,7 +13,8 @@ moment.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,24 +22,28 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from legato_ingest.definitions import SUPERSEDED_OUTCOME
+from legato_ingest.definitions import SUPERSEDED_OUTCOME, by_tenant
 from legato_ingest.emitters import OWN_PREFIX
 from legato_ingest.errors import StoreRefused
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.convert import summary_rows
 from legato_ingest.otlp.emitters.foreign import ANY_CHUNK
-from legato_ingest.otlp.model import StreamRecord
+from legato_ingest.otlp.model import REV_MAX, StreamRecord
 from legato_ingest.storage import Store
-from legato_ingest.storage.sql import between_ns, quoted_all, unquoted
-from legato_ingest.write.dedup import minute_ranges, values
+from legato_ingest.storage.sql import unquoted
+from legato_ingest.write.dedup import in_minutes, query_parts, values
 from legato_ingest.write.recordings import TRACES_MAX, Recording, losers
 
 __all__ = ["STORED_MAX", "Place", "Resolved", "Responses", "stored_recordings", "superseding"]
 
-_AROUND_NS = 60_000_000_000
+# Rows of one response start at most so many minutes apart.
+_AROUND = 1
 _REFRESH_S = 60.0
 # Stored rows that one insert is compared with, and new rows of one insert that are compared with stored ones. Each tenant has its share.
 STORED_MAX, _NEW_MAX = 20_000, 20_000
+# Stored rows in the minutes of the new ones: those of a thousand streams a second. A tenant with more is not compared, because every
+# insert with a row of these minutes would wait for it. They take 0.3 s.
+_READ_MAX = 1_000_000
 _NONE = bytes(8)
 # Columns of bytes that are no text.
 _IDS = frozenset(("trace_id", "span_id", "parent_span_id"))
@@ -61,7 +66,7 @@ FROM
             trace_id IN (SELECT toFixedString(substring(unhex('{{traces}}'), 1 + 16 * number, 16), 16) FROM numbers({{traces_count}}))
                 AS in_trace
         FROM stream_revs
-        WHERE tenant IN ({{tenants}}) AND {{inside}}
+        WHERE {{inside}}
             AND
             (
                 in_trace
@@ -72,12 +77,13 @@ FROM
     )
     LIMIT {2 * TRACES_MAX} BY tenant, vantage, in_trace, if(in_trace, '', response_id), if(in_trace, span_id, toFixedString('', 8))
 )
-LIMIT {{share}} BY tenant"""
+LIMIT {{share}} BY tenant
+SETTINGS max_rows_to_read = {_READ_MAX}"""
 
 
 @dataclass(slots=True)
 class Resolved:
-    """The rows to insert for each batch, rows that supersede stored ones, and (loser, winner) of each response with several rows."""
+    """The rows to insert for each batch, rows that supersede stored ones, and (loser, winner) of each row that loses."""
 
     rows: list[pa.Table]
     superseding: pa.Table
@@ -102,22 +108,26 @@ class Responses:
         new = [each for number, rows in enumerate(batches) for each in _recordings(rows, number, self._foreign)] if self._foreign else []
         if not new:
             return unchanged
-        try:
-            compared = _shared(new, _NEW_MAX)
-            known = {each.key for each in compared}
-            stored = [each for each in stored_recordings(self._store, compared) if each.key not in known]
-        except StoreRefused as error:
-            # Rows that cannot be compared are stored: a response with two rows does less harm than a request that is never acknowledged.
-            self._metrics.errors.labels("one_response", str(error.code)).inc()
-            stored = []
+        stored = self.stored(_shared(new, _NEW_MAX))
         if len(new) > _NEW_MAX:
             self._metrics.errors.labels("one_response", "too_many_rows").inc()
-        lost = losers([*new, *stored])
-        if not lost:
+        winners = {loser.key: winner for loser, winner in losers([*stored, *new])}
+        if not winners:
             return unchanged
-        dropped = {loser.place for loser, _ in lost}
-        kept = [_without(rows, [row for batch, row in filter(None, dropped) if batch == number]) for number, rows in enumerate(batches)]
+        # With the earlier revs of the streams that lose, which would be the highest then.
+        lost = [(each, winners[each.key]) for each in (*new, *stored) if each.key in winners]
+        dropped: list[set[int]] = [set() for _ in batches]
+        for batch, row in (loser.place for loser, _ in lost if loser.place is not None):
+            dropped[batch].add(row)
+        kept = [_without(rows, places) for rows, places in zip(batches, dropped, strict=True)]
         return Resolved(kept, superseding(loser for loser, _ in lost if loser.place is None), lost)
+
+    def stored(self, like: Sequence[Recording | Place]) -> list[Recording]:
+        """Return the stored rows that may be of the same responses as these. Raises ``StoreUnavailable``.
+
+        Rows that cannot be compared are stored: a response with two rows does less harm than a request that is never acknowledged.
+        """
+        return stored_recordings(self._store, like, lambda error: self._metrics.errors.labels("one_response", str(error.code)).inc())
 
     def foreign_tenants(self, age_s: float = 0.0) -> set[str]:
         """Return the tenants with foreign emitters. What other instances know is read from the store, unless it was ``age_s`` ago."""
@@ -139,37 +149,60 @@ class Place(NamedTuple):
     response_id: str
 
 
-def stored_recordings(store: Store, like: Sequence[Recording | Place]) -> list[Recording]:
-    """Return the stored rows that may be of the same responses as these, ``like`` themselves included where they are stored."""
-    starts = np.array([each.start_ns for each in like], np.int64)
-    traces, tenants = sorted({each.trace_id for each in like}), sorted({each.tenant for each in like})
-    found = []
-    # Stretches of time, so that one late row does not widen the range for all rows.
-    for low_ns, high_ns in minute_ranges(starts):
-        sql = _STORED.format(
-            tenants=quoted_all(tenants),
-            share=STORED_MAX // max(1, len(tenants)) + 1,
-            inside=between_ns("start_time", low_ns - _AROUND_NS, high_ns + _AROUND_NS),
-            traces=b"".join(traces).hex(),
-            traces_count=len(traces),
-            responses="\0".join(sorted({each.response_id.replace("\0", "") for each in like})).encode().hex(),
-        )
-        found += store.select_arrow(sql).to_pylist()
-    rows = (
-        Recording(**{name: value if name in _IDS else unquoted(value) for name, value in row.items() if name != "outcome"})
-        for row in found
-        if unquoted(row["outcome"]) != SUPERSEDED_OUTCOME
+def stored_recordings(store: Store, like: Sequence[Recording | Place], refused: Callable[[StoreRefused], None]) -> list[Recording]:
+    """Return the stored rows that may be of the same responses as these, ``like`` themselves included where they are stored.
+
+    ``refused`` is called for each tenant for which the store refuses this. No row is found of these.
+    """
+    share = STORED_MAX // max(1, len({each.tenant for each in like})) + 1
+    found, of_tenant = dict[tuple[str, bytes, bytes], Recording](), Counter[str]()
+    sizes = np.array([len(each.response_id.encode()) for each in like], np.int64)
+    for rows in query_parts(sizes) if like else ():
+        # A query returns at most so many rows of a tenant, and a tenant with so many is compared with no more.
+        part = [each for each in like[rows] if of_tenant[each.tenant] < share]
+        stored = _stored(store, part, share, refused) if part else []
+        found.update((each.key, each) for each in stored)
+        of_tenant.update(each.tenant for each in stored)
+    return list(found.values())
+
+
+def _stored(store: Store, like: Sequence[Recording | Place], share: int, refused: Callable[[StoreRefused], None]) -> list[Recording]:
+    """Return the stored rows for one query, or those for each tenant if the store refuses it: one with too many rows costs no other."""
+    try:
+        return _recordings_of(store.select_arrow(_stored_sql(like, share)))
+    except StoreRefused as error:
+        own = by_tenant(like)
+        if len(own) == 1:
+            refused(error)
+            return []
+    return [found for part in own.values() for found in _stored(store, part, share, refused)]
+
+
+def _stored_sql(like: Sequence[Recording | Place], share: int) -> str:
+    traces = sorted({each.trace_id for each in like})
+    tenants = pa.chunked_array([pa.array([each.tenant for each in like], pa.string())])
+    return _STORED.format(
+        share=share,
+        inside=in_minutes("start_time", tenants, np.array([each.start_ns for each in like], np.int64), _AROUND),
+        traces=b"".join(traces).hex(),
+        traces_count=len(traces),
+        responses="\0".join(sorted({each.response_id.replace("\0", "") for each in like})).encode().hex(),
     )
-    return list({each.key: each for each in rows}.values())
+
+
+def _recordings_of(rows: pa.Table) -> list[Recording]:
+    return [
+        Recording(**{name: value if name in _IDS else unquoted(value) for name, value in row.items() if name != "outcome"})
+        for row in rows.to_pylist()
+        if unquoted(row["outcome"]) != SUPERSEDED_OUTCOME
+    ]
 
 
 def _shared(new: list[Recording], most: int) -> list[Recording]:
     """Return these rows, or the first of each tenant if there are more than ``most``."""
     if len(new) <= most:
         return new
-    of_tenant: dict[str, list[Recording]] = {}
-    for each in new:
-        of_tenant.setdefault(each.tenant, []).append(each)
+    of_tenant = by_tenant(new)
     out: list[Recording] = []
     for left, own in zip(range(len(of_tenant), 0, -1), sorted(of_tenant.values(), key=len), strict=True):
         out += own[: (most - len(out)) // left]
@@ -201,7 +234,7 @@ def _recordings(rows: pa.Table, batch: int, tenants: set[str]) -> list[Recording
     return [each for each in out if each.tenant in tenants]
 
 
-def _without(rows: pa.Table, places: Sequence[int]) -> pa.Table:
+def _without(rows: pa.Table, places: Collection[int]) -> pa.Table:
     if not places:
         return rows
     mask = np.ones(rows.num_rows, np.bool_)
@@ -210,28 +243,28 @@ def _without(rows: pa.Table, places: Sequence[int]) -> pa.Table:
 
 
 def superseding(stored: Iterable[Recording]) -> pa.Table:
-    """Return the rows that make stored rows step back: their key with the next rev, without any figure."""
-    rows = [
-        summary_rows(
-            [
-                StreamRecord(
-                    trace_id=each.trace_id,
-                    span_id=each.span_id,
-                    parent_span_id=each.parent_span_id if each.parent_span_id != _NONE else b"",
-                    start_ns=each.start_ns,
-                    end_ns=each.start_ns,
-                    otlp_bytes=0,
-                    emitter=each.emitter,
-                    rev=each.rev + 1,
-                    vantage=each.vantage,
-                    outcome=SUPERSEDED_OUTCOME,
-                    service_name=each.service_name,
-                    model=each.model,
-                    response_id=each.response_id,
-                )
-            ],
-            each.tenant,
-        )
-        for each in stored
-    ]
-    return pa.concat_tables(rows) if rows else summary_rows([], "")
+    """Return the rows that make stored rows step back: their key with the next rev, without any figure.
+
+    Earlier versions stored a rev that has no next one; of two rows with the same rev the later is valid.
+    """
+    # One table for all rows of a tenant: a table takes 2 ms, and one row of a few hundred bytes can beat ``STORED_MAX`` others.
+    tables = [summary_rows(list(map(_superseding, rows)), tenant) for tenant, rows in by_tenant(stored).items()]
+    return pa.concat_tables(tables) if tables else summary_rows([], "")
+
+
+def _superseding(row: Recording) -> StreamRecord:
+    return StreamRecord(
+        trace_id=row.trace_id,
+        span_id=row.span_id,
+        parent_span_id=row.parent_span_id if row.parent_span_id != _NONE else b"",
+        start_ns=row.start_ns,
+        end_ns=row.start_ns,
+        otlp_bytes=0,
+        emitter=row.emitter,
+        rev=min(row.rev + 1, REV_MAX + 1),
+        vantage=row.vantage,
+        outcome=SUPERSEDED_OUTCOME,
+        service_name=row.service_name,
+        model=row.model,
+        response_id=row.response_id,
+    )

@@ -70,11 +70,15 @@ class Recording:
 
 
 def losers(recordings: Iterable[Recording]) -> list[tuple[Recording, Recording]]:
-    """Return (loser, winner) for each foreign row of a response that has a richer row. No winner is itself a loser."""
-    ordered = sorted(recordings, key=Recording.rank, reverse=True)
+    """Return (loser, winner) for each foreign row of a response that has a richer row. No winner is itself a loser.
+
+    Of the revs of one stream, the highest alone is compared, and no row with itself, which a span may name as its parent.
+    """
+    newest = {each.key: each for each in sorted(recordings, key=attrgetter("rev"))}
+    ordered = sorted(newest.values(), key=Recording.rank, reverse=True)
     richer: dict[_Key, list[Recording]] = defaultdict(list)
     for loser, winner in (*_with_equal_ids(ordered), *_with_parents(ordered), *_at_equal_times(ordered), *_beside_the_sdk(ordered)):
-        if not loser.is_own and _is_same(loser, winner):
+        if not loser.is_own and loser.key != winner.key and _is_same(loser, winner):
             richer[loser.key].append(winner)
     lost: dict[_Key, tuple[Recording, Recording]] = {}
     # The richest first, so that each possible winner is decided before its losers.
@@ -164,8 +168,9 @@ def _has_sdk(one: Recording, other: Recording) -> bool:
 
 def _contradict(one: Recording, other: Recording) -> bool:
     """Whether two rows name different responses or models. Frameworks put the provider before the model's name."""
-    ids, models = ({getattr(each, name) for each in (one, other)} - {""} for name in ("response_id", "model"))
-    return len(ids) > 1 or len({model.rpartition("/")[2] for model in models}) > 1
+    if one.response_id and other.response_id and one.response_id != other.response_id:
+        return True
+    return bool(one.model and other.model) and one.model.rpartition("/")[2] != other.model.rpartition("/")[2]
 
 
 def _is_alike(one: Recording, other: Recording) -> bool:

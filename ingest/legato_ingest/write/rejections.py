@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from legato_ingest.storage import Store
-from legato_ingest.storage.sql import quoted
+from legato_ingest.storage.sql import integers, quoted
+from legato_ingest.write.dedup import halving
 
 __all__ = ["new_rejections", "rejection_keys", "rejections_query", "stored_rejections"]
 
@@ -41,7 +42,7 @@ def stored_rejections(store: Store, rows: pa.Table) -> pa.Array:
     found = [rejection_keys(rows.slice(0, 0))]
     for pair in rows.select(["tenant", "reason"]).group_by(["tenant", "reason"]).aggregate([]).to_pylist():
         own = rows.filter(pc.and_(pc.equal(rows["tenant"], pair["tenant"]), pc.equal(rows["reason"], pair["reason"])))
-        found.append(rejection_keys(store.select_arrow(rejections_query(own))))
+        found += [rejection_keys(table) for table in halving(lambda rows: store.select_arrow(rejections_query(rows)), own)]
     return pa.concat_arrays(found)
 
 
@@ -60,7 +61,7 @@ def rejections_query(rows: pa.Table) -> str:
     return f"""
         SELECT {", ".join(_KEY)} FROM rejected
         WHERE tenant = {quoted(tenant)} AND reason = {quoted(reason)}
-          AND rev IN ({",".join(map(str, pc.unique(rows["rev"]).to_pylist()))})
+          AND rev IN ({integers(pc.unique(rows["rev"]).to_numpy(zero_copy_only=False).astype(np.uint64))})
           AND ({", ".join(_IDS)}) IN (SELECT {", ".join(values)} FROM numbers({rows.num_rows}))"""
 
 

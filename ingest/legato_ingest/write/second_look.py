@@ -13,8 +13,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from legato_ingest.storage import Store
-from legato_ingest.write.one_response import STORED_MAX, Place, Responses, stored_recordings
+from legato_ingest.write.one_response import STORED_MAX, Place, Responses
 from legato_ingest.write.recordings import Recording, losers
 
 __all__ = ["SecondLook"]
@@ -33,8 +32,8 @@ class SecondLook:
     thread only.
     """
 
-    def __init__(self, store: Store, responses: Responses, after_s: float | None) -> None:
-        self._store, self._responses, self._after_s = store, responses, after_s
+    def __init__(self, responses: Responses, after_s: float | None) -> None:
+        self._responses, self._after_s = responses, after_s
         self._rows: list[pa.Table] = []
         self._due_s = 0.0
 
@@ -79,7 +78,7 @@ class SecondLook:
         places = [Place(tenant, trace, start_ns, response) for tenant, trace, response, start_ns in zip(*columns, starts_ns, strict=True)]
         parts = (places[first : first + _PLACES_MAX] for first in range(0, len(places), _PLACES_MAX))
         # The rows of one response may be in several parts.
-        stored = {each.key: each for part in parts for each in stored_recordings(self._store, part)}
+        stored = {each.key: each for part in parts for each in self._responses.stored(part)}
         return losers(stored.values())
 
     def counted(self, lost: Sequence[tuple[Recording, Recording]]) -> list[tuple[Recording, Recording]]:

@@ -12,13 +12,13 @@ from legato_ingest.errors import StoreRestarting, StoreUnavailable
 from legato_ingest.metrics import Metrics
 from legato_ingest.storage.wal import WriteAheadLog
 from legato_ingest.write.body import Entry
-from legato_ingest.write.lanes import Waiting
+from legato_ingest.write.waiting import Waiting
 
-__all__ = ["is_set_aside", "set_aside"]
+__all__ = ["FAILURES_MAX", "is_set_aside", "set_aside"]
 
 _log = logging.getLogger("legato")
-# A request that fails so often, and not because the store is away, is set aside.
-_FAILURES_MAX = 3
+FAILURES_MAX = 3
+"""A request that fails alone so often, and not because the store is away, is set aside."""
 # That the process of the store ended during an insert counts half, because another statement may be the cause; and hardly, if a reader's
 # statement ran: no reader can have a request set aside.
 _RESTART_COUNTS, _READER_COUNTS = 0.5, 0.05
@@ -40,12 +40,12 @@ def is_set_aside(waiting: Waiting, error: Exception, log: WriteAheadLog | None, 
     else:
         waiting.failures += not isinstance(error, StoreUnavailable)
     entry = waiting.entry
-    if waiting.failures < _FAILURES_MAX or log is None or entry is None or entry.segment is None:
+    if waiting.failures < FAILURES_MAX or log is None or entry is None or entry.segment is None:
         return False
     try:
         set_aside(entry, log)
-    except StoreUnavailable as full:
-        _log.error("a request cannot be inserted and cannot be set aside: %s", full)
+    except StoreUnavailable as rejecting:
+        _log.error("a request cannot be inserted and cannot be set aside: %s", rejecting)
         return False
     metrics.errors.labels("set_aside", type(error).__name__).inc()
     _log.error("a request was set aside: its insert fails; it is tried again after the next start", exc_info=error)

@@ -94,7 +94,8 @@ def logging_to(
     committer = Committer(cast(Store, store), metrics, queue_bytes_max=queue_bytes_max, chunks_max=chunks_max, log=log)
     try:
         if recovers:
-            recover(log, committer, Receiver(load(), committer, metrics), metrics)
+            for _ in recover(log, committer, Receiver(load(), committer, metrics), metrics, threading.Event()):
+                pass
         yield committer
     finally:
         committer.close()

@@ -20,10 +20,11 @@ from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.batch import Limits
 from legato_ingest.query.app import create_app
 from legato_ingest.query.reads import QueryStore, Reads
+from legato_ingest.query.sql_guard import Guard
 from legato_ingest.settings import Settings
 from legato_ingest.storage import EmbeddedStore, Store
 
-__all__ = ["LIMITS", "open_store", "read_app", "reading", "stream", "streams_in"]
+__all__ = ["LIMITS", "guard_of", "open_store", "read_app", "reading", "stream", "streams_in"]
 
 LIMITS: dict[str, int | str] = {
     "max_execution_time": 10,
@@ -42,6 +43,11 @@ def open_store(path: pathlib.Path) -> Iterator[Store]:
         yield store
     finally:
         store.close()
+
+
+def guard_of(store: Store) -> Guard:
+    """A guard that parses statements in the engine of a store, as that of the read endpoint does."""
+    return Guard(lambda sql, parameters, tenant: store.query_bytes(sql, parameters, "TabSeparatedRaw", tenant))
 
 
 def read_app(settings: Settings, store: QueryStore, metrics: Metrics) -> FastAPI:

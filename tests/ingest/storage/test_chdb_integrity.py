@@ -112,7 +112,10 @@ def check_later(self, writer, table=""):
 
 EmbeddedStore._check = check_later
 try:
-    store.insert("t", pa.table({"a": pa.array([2], pa.uint64())}))
+    if sys.argv[3] == "rows":
+        store.insert("t", pa.table({"a": pa.array([2], pa.uint64())}))
+    else:
+        store.command("INSERT INTO t SELECT 2")
     print("stored")
 except StoreUnavailable:
     print("not stored")
@@ -120,10 +123,12 @@ print(store.select("SELECT a FROM t"))
 """
 
 
-@pytest.mark.parametrize("change", ["verify", "scrub", "insert", "purge"])
-def test_an_insert_fails_if_another_change_has_set_its_part_aside(tmp_path: pathlib.Path, change: str) -> None:
-    """It would be acknowledged, because its own check finds nothing damaged any more."""
-    command = [sys.executable, "-c", RACE, str(tmp_path / "store"), change]
+@pytest.mark.parametrize(
+    "change, of", [("verify", "rows"), ("scrub", "rows"), ("insert", "rows"), ("purge", "rows"), ("verify", "a query")]
+)
+def test_an_insert_fails_if_another_change_has_set_its_part_aside(tmp_path: pathlib.Path, change: str, of: str) -> None:
+    """It would be acknowledged, or a rollup recorded, because its own check finds nothing damaged any more."""
+    command = [sys.executable, "-c", RACE, str(tmp_path / "store"), change, of]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.splitlines()[-2:] == ["not stored", "[(1,)]"], done.stdout + done.stderr
 

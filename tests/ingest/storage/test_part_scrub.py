@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.platform.examples import examples
-from legato_ingest.errors import StoreError
+from legato_ingest.errors import StoreError, StoreRefused
 from legato_ingest.jobs.part_scrub import PartScrubber
 from legato_ingest.metrics import Metrics
 from legato_ingest.storage import EmbeddedStore
@@ -250,3 +250,17 @@ def test_a_list_that_cannot_be_written_is_left_out(tmp_path: pathlib.Path) -> No
     for names in ([], ["all_1_1_0"], ["all_1_2_1"]):
         parts.update({"t": ["a"]}, {"a": names})
     assert parts.lost({"t": ["a"]}) == [] and os.listdir(tmp_path) == []
+
+
+def test_a_readers_text_names_no_suspects(store: pathlib.Path) -> None:
+    """A function puts a text of the reader into its error. A part that the engine names by its folder is read again."""
+    folder, read = parts(store)[0], list[str]()
+    with contextlib.closing(EmbeddedStore(store)) as opened:
+        opened.make_tenant_views()
+        opened._scrub.suspect = read.append  # type: ignore[assignment]
+        for text in (folder.name, f"/nowhere/{folder.name}", "/tmp"):
+            with pytest.raises(StoreRefused, match="117"):
+                opened.query_bytes(f"SELECT CAST('x while reading from part {text}' AS JSON)", tenant="shop")
+        assert read == []
+        assert opened._scrub.suspect_of_reader(f"Code: 40. (while reading from part {folder}/ located on disk default)")
+    assert read == [folder.name]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pathlib
+import threading
+import time
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -105,6 +107,20 @@ def test_the_clock_is_that_of_the_server(settings: Settings, monkeypatch: pytest
     stamps = Watermark(0, opened.clock_ms)
     with stamps.stamp() as stamp_ms:
         assert abs(stamp_ms - int(theirs)) < 1000
+    opened.close()
+
+
+def test_the_servers_clock_is_read_beside_a_long_statement(settings: Settings) -> None:
+    """Heartbeats and stamps need it meanwhile. Behind the statement, half of its time would count as the way to the server."""
+    opened = open_store(settings)
+    statement = threading.Thread(target=opened.select, args=("SELECT sleep(3)",))
+    statement.start()
+    time.sleep(0.3)
+    clock_ms, here_ms = opened.clock_ms(), now_ms()
+    assert statement.is_alive()
+    statement.join()
+    ((theirs,),) = opened.select("SELECT toUnixTimestamp64Milli(now64(3))")
+    assert abs((int(theirs) - now_ms()) - (clock_ms - here_ms)) < 1000
     opened.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import Future
+from contextlib import closing
 from functools import partial
 from itertools import pairwise
 from typing import cast
@@ -198,7 +199,7 @@ def test_every_request_is_answered_when_the_thread_ends(store: Store, monkeypatc
 
     double = StoreDouble(store)
     with committing(double) as committer:
-        monkeypatch.setattr(committer, "_stored", fail)
+        monkeypatch.setattr(committer._outcomes, "stored", fail)
         double.gate.clear()
         futures = [committer.submit(span_rows(spread_spans(1, seed))) for seed in range(3)]
         double.gate.set()
@@ -220,7 +221,7 @@ def test_an_insert_of_now_that_ends_the_thread_within_a_late_one_leaves_no_reque
         native_span(body, start_ns=start_ns)
     late = convert_body(body.SerializeToString(), tenant="", now_ns=now_ns, limits=Limits(), on_fault=print)
     with committing(store) as committer:
-        monkeypatch.setattr(committer, "_stored", fail)
+        monkeypatch.setattr(committer._outcomes, "stored", fail)
         future = committer.submit(late)
         assert isinstance(future.exception(PATIENCE_S), StoreUnavailable)
         assert not committer._thread.is_alive() or committer._closing
@@ -240,6 +241,49 @@ def test_an_error_that_no_row_causes_rejects_no_row(store: Store) -> None:
         with pytest.raises(StoreUnavailable):
             future.result(PATIENCE_S)
     assert store.select("SELECT count() FROM rejected") == [(0,)]
+
+
+@pytest.mark.parametrize("error", [MemoryError(), KeyError("bug")], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("guilty", [[0], [17], [3, 39]])
+def test_a_batch_at_fault_fails_its_own_request_only(store: Store, error: Exception, guilty: list[int]) -> None:
+    """Of forty in one insert; it is found by halving, without a pause, and no later request is refused for it."""
+    double, bodies = StoreDouble(store), [spread_spans(1, seed) for seed in range(41)]
+    bad = {scope_of(bodies[number]).spans[0].span_id for number in guilty}
+
+    def fail(table: str, rows: pa.Table) -> None:
+        if table == "stream_revs" and bad & set(rows["span_id"].to_pylist()):
+            raise error
+
+    double.before = fail
+    with committing(double) as committer:
+        double.gate.clear()
+        first = committer.submit(span_rows(bodies[40]))
+        wait_until_taken(committer)
+        futures = [committer.submit(span_rows(body)) for body in bodies[:40]]
+        double.gate.set()
+        assert first.result(PATIENCE_S) == Receipt()
+        for number, future in enumerate(futures):
+            assert isinstance(future.exception(PATIENCE_S), StoreUnavailable if number in guilty else type(None))
+        committer.expect_accepting()
+    assert len(streams(store)) == 41 - len(guilty)
+    assert sum(table == "stream_revs" for table, _ in double.inserts) <= 1 + 6 * len(guilty)
+
+
+def test_a_look_up_without_its_table_is_no_fault_of_a_request(store: Store) -> None:
+    """It is an outage for all: the error is that of a store that is away."""
+    double = StoreDouble(store)
+    committer = Committer(cast(Store, double), Metrics(), queue_bytes_max=2**28, chunks_max=100)
+    with closing(committer):
+        send(committer, spread_spans(1))
+        double.select_arrow = partial(refuse_all, StoreRefused("Code: 60. Unknown table", 60))  # type: ignore[attr-defined]
+        future = committer.submit(span_rows(spread_spans(2, 1)))
+        with pytest.raises(StoreUnavailable, match="ClickHouse error 60"):
+            future.result(PATIENCE_S)
+
+
+def refuse_all(error: StoreRefused, *_: object) -> None:
+    """Raise an error for each query."""
+    raise error
 
 
 def test_the_queue_is_limited_for_samples(store: Store) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,17 +19,26 @@ from helpers.builders.points import gauge, metrics_request
 from helpers.builders.spans import native_span, request
 from helpers.builders.worst_bodies import DAY_NS, finished, spans, steps
 from helpers.platform.examples import examples
+from helpers.servers.committing import PATIENCE_S, StoreDouble, committing
+from helpers.servers.waiting import until
+from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.batch import Batch, Limits
 from legato_ingest.otlp.convert import convert_points
+from legato_ingest.otlp.signals import SIGNALS
+from legato_ingest.storage import Store
 from legato_ingest.write import lanes
+from legato_ingest.write.body import Body, Entry
+from legato_ingest.write.by_days import by_day, is_late
 from legato_ingest.write.group_insert import Receipt
-from legato_ingest.write.lanes import LATE_DAYS_MAX, Lane, Waiting, by_day, is_late, size_of
+from legato_ingest.write.lanes import LATE_DAYS_MAX, Lane, Lanes
+from legato_ingest.write.outcomes import Outcomes
+from legato_ingest.write.waiting import Waiting, size_of
 
 NOW_NS = time.time_ns()
 TODAY = NOW_NS // DAY_NS
 
 
-def batch_of(*ago_days: int, bad: int = 0) -> Batch:
+def batch_of(*ago_days: int, bad: int = 0, tenant: str = "") -> Batch:
     """Return a batch with a stream, two steps and a finished request on each of these days, and rejected spans."""
     rng, body = random.Random(sum(ago_days)), request()
     for ago in ago_days:
@@ -37,7 +47,7 @@ def batch_of(*ago_days: int, bad: int = 0) -> Batch:
         native_span(body, {"legato.stream.ttfb": -1.0}, rng=rng, start_ns=NOW_NS)
     engines = spans(each for ago in ago_days for at in [NOW_NS - ago * DAY_NS - 5_000] for each in (steps(at, 2, 1), finished(at, 1)))
     content = body.SerializeToString() + engines
-    return convert_body(content, tenant="", now_ns=NOW_NS, limits=Limits(days_max=99), on_fault=print)
+    return convert_body(content, tenant=tenant, now_ns=NOW_NS, limits=Limits(days_max=99), on_fault=print)
 
 
 def waiting(batch: Batch, **more: float) -> Waiting:
@@ -132,6 +142,41 @@ def test_a_lane_without_a_limit_takes_what_fits_by_weight() -> None:
     assert [len(lane.take(25)) for _ in range(4)] == [2, 1, 1, 1] and not lane
 
 
+def test_what_failed_alone_is_tried_one_by_one() -> None:
+    """In turns, in a fifth of the time at most. No reader waits for it, also if it is put back because the store is away."""
+    lanes, first, second, other = Lanes(2**30), waiting(Batch()), waiting(Batch()), waiting(Batch())
+    lanes.now.put([first, second, other])
+    assert lanes.now.want("*") == 3
+    taken = lanes.now.take(10**9)
+    lanes.now.finish([other])
+    for each in taken[:2]:
+        lanes.alone.put(each, lanes.now)
+    assert not lanes.now.is_wanted and not lanes.now and len(lanes.alone) == 2
+    assert lanes.alone.pause_s() <= 0 and lanes.alone.take() == [first]
+    lanes.alone.tried(10.0)
+    assert 39 < lanes.alone.pause_s() <= 40
+    lanes.alone.tried(0.0, 1.0)
+    assert lanes.alone.pause_s() > 39
+    lanes.put_back([first])
+    assert lanes.alone.take() == [first] and not lanes.now
+    lanes.alone.put(first, lanes.now)
+    assert lanes.now.is_finished("*", 3) and lanes.drain() == [second, first] and not lanes.alone
+
+
+def test_tenants_are_tried_in_turns() -> None:
+    """However many batches of one have failed. What is put back is tried next."""
+    lanes = Lanes(2**30)
+    batches = [Waiting(Batch(), 1, Future(), is_late=False, tenant=tenant) for tenant in "aaabab"]
+    for each in batches:
+        lanes.alone.put(each, lanes.now)
+    assert lanes.alone.of_tenant("a") == 4
+    first, second, third = (lanes.alone.take()[0] for _ in range(3))
+    assert [first, second, third] == [batches[0], batches[3], batches[1]]
+    lanes.alone.put_back([second, third])
+    assert [lanes.alone.take()[0] for _ in range(4)] == [second, third, batches[5], batches[2]]
+    assert len(lanes.alone) == 1 and not lanes.alone.of_tenant("b")
+
+
 def test_rows_of_an_insert_are_limited_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are in memory several times until they are stored. A batch that is larger is inserted alone."""
     monkeypatch.setattr(lanes, "_INSERT_BYTES_MAX", 25)
@@ -164,13 +209,88 @@ def test_two_threads_may_answer_at_the_same_time() -> None:
 def test_a_reader_waits_for_what_was_queued_before() -> None:
     """What is queued later, or put back after a failure, changes nothing."""
     lane = Lane(2**30)
-    assert lane.want() == 0 and not lane.is_wanted
+    assert lane.want("*") == 0 and not lane.is_wanted
     first, second = (waiting(replace(Batch(), chunks=1)) for _ in range(2))
     lane.put([first])
-    assert lane.want() == 1 and lane.is_wanted
+    assert lane.want("*") == 1 and lane.is_wanted
     lane.put([second])
     group = lane.take(1)
     lane.put_back(group)
     assert lane.take(0) == [first] and lane.is_wanted
     lane.finish([first])
-    assert not lane.is_wanted and (lane.queued, lane.finished, len(lane)) == (2, 1, 1)
+    assert not lane.is_wanted and lane.is_finished("*", 1) and not lane.is_finished("*", 2) and len(lane) == 1
+
+
+def of_tenants(tenants: str) -> list[Waiting]:
+    """Return a batch of ten chunks of each tenant."""
+    return [Waiting(replace(Batch(), chunks=10), 10, Future(), is_late=False, tenant=tenant) for tenant in tenants]
+
+
+def test_a_tenant_that_is_set_apart_fills_no_group_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many of its batches stand at the head. It has a group beside each of theirs, and a place among them after a minute."""
+    lanes, batches = Lanes(2**30), of_tenants("aaaaaabac")
+    lanes.now.put(batches)
+    lanes.set_apart("a")
+    assert lanes.take(lanes.now, 20) == [batches[6], batches[8]] and not lanes.now.has_trusted and len(lanes.now) == 5
+    assert lanes.take(lanes.now, 20) == [] and len(lanes.now) == 3
+    assert [*lanes.apart.take(), *lanes.apart.take()] == batches[:4] and not lanes.apart
+    lanes.put_back(batches[:4])
+    monkeypatch.setattr("legato_ingest.write.lanes._APART_S", 0.0)
+    assert lanes.take(lanes.now, 1_000) == [*batches[:6], batches[7]] and not lanes.apart
+
+
+def test_what_waits_apart_fills_the_queue_too() -> None:
+    """Without a log a batch has room if no other waits. Those of a tenant that is set apart left the lane, and any number was accepted."""
+    lanes, batches = Lanes(100), of_tenants("a" * 10)
+    lanes.hold(batches)
+    lanes.now.put(batches)
+    lanes.set_apart("a")
+    assert lanes.take(lanes.now, 1_000) == [] and not lanes.now
+    entry = Entry(Body(SIGNALS[0], b"", "", "", "b"))
+    assert lanes.why_full(60, is_late=False, entry=entry, has_log=False)
+
+
+def test_late_rows_do_not_wait_for_those_of_a_tenant_that_are_halved(store: Store) -> None:
+    """Each of the halves began the pause of all late rows anew."""
+    double, entries = StoreDouble(store), [Entry(Body(SIGNALS[0], b"", "", "", tenant)) for tenant in ["bad"] * 60 + ["good"]]
+
+    def fail(table: str, rows: pa.Table) -> None:
+        if "bad" in rows["tenant"].to_pylist():
+            time.sleep(0.05)
+            raise KeyError("bug")
+
+    double.before = fail
+    with committing(double) as committer:
+        futures = [committer.submit(batch_of(5, tenant=entry.body.tenant), entry) for entry in entries[:-1]]
+        until(lambda: "bad" in committer._lanes._failed_s)
+        committer.submit(batch_of(5, tenant="good"), entries[-1]).result(PATIENCE_S)
+        assert not all(each.done() for each in futures)
+
+
+def test_a_reader_waits_for_the_batches_of_its_tenant() -> None:
+    """In whatever order they leave. Later batches do not count for earlier ones, and those of other tenants do not matter."""
+    lane, batches = Lane(2**30), of_tenants("aba")
+    lane.put(batches)
+    number = lane.want("a")
+    lane.put(later := of_tenants("aab"))
+    lane.finish([*later, batches[0]])
+    assert lane.is_wanted and not lane.is_finished("a", number) and not lane.is_finished("*", number)
+    lane.finish([batches[2]])
+    assert not lane.is_wanted and lane.is_finished("a", number) and lane.is_finished("c", number) and not lane.is_finished("*", number)
+    lane.want("c")
+    assert not lane.is_wanted, "nothing of this tenant waits"
+
+
+@pytest.mark.parametrize("others", [0, 100])
+def test_a_burst_of_failing_batches_is_halved_in_two_inserts_each(others: int) -> None:
+    """And those of other tenants in the group wait for as many inserts as it takes to find the first."""
+    lanes, inserts, stored_after = Lanes(2**30), 0, 0
+    outcomes = Outcomes(threading.Condition(), lanes, None, Metrics())
+    outcomes.failed_by_fault(of_tenants("a" * 200 + "".join(chr(1_000 + number) for number in range(others))), KeyError("bug"))
+    while lanes.apart:
+        group, inserts = lanes.apart.take(), inserts + 1
+        if any(each.tenant == "a" for each in group):
+            outcomes.failed_by_fault(group, KeyError("bug"))
+        else:
+            stored_after = inserts
+    assert inserts <= 2 * 200 + 30 and stored_after <= 40

@@ -35,8 +35,9 @@ from legato_ingest.write import conversion, receiver, recovery
 from legato_ingest.write.body import Body, Entry
 from legato_ingest.write.body_converter import BodyConverter, OnFault
 from legato_ingest.write.committer import Committer
-from legato_ingest.write.lanes import Lanes, LatePauses, Waiting, size_of
+from legato_ingest.write.lanes import Lanes, LatePauses
 from legato_ingest.write.receiver import Receiver
+from legato_ingest.write.waiting import Waiting, size_of
 
 SENT = spread_spans(20)
 for _ in range(3):
@@ -160,7 +161,7 @@ def test_a_body_with_a_batch_that_cannot_be_inserted_is_set_aside_once(
     store: Store, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its other batches are stored; the next process stores the rest."""
-    monkeypatch.setattr("legato_ingest.write.committer._RETRY_S", 0.05)
+    monkeypatch.setattr("legato_ingest.write.outcomes.RETRY_S", 0.05)
     double, bad = StoreDouble(store), streams_of(SENT)[7]
 
     def fail(table: str, rows: pa.Table) -> None:
@@ -222,7 +223,7 @@ def test_a_store_that_goes_away_between_two_batches_is_a_retry(store: Store, tmp
 
     def fail(table: str, rows: pa.Table) -> None:
         if away.is_set():
-            raise OSError("away")
+            raise StoreUnavailable("away")
 
     double.before = fail
     with endpoint_to(tmp_path, double) as (endpoint, committer):
@@ -380,7 +381,7 @@ def test_a_body_that_can_be_converted_only_in_part_is_set_aside(
     store: Store, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By another version, for example. The next process that can convert it stores its rows, and those of the other bodies, once."""
-    monkeypatch.setattr("legato_ingest.write.committer._RETRY_S", 0.05)
+    monkeypatch.setattr("legato_ingest.write.outcomes.RETRY_S", 0.05)
     log, double = WriteAheadLog(tmp_path), StoreDouble(store)
     log.append([body_of(each).logged() for each in (SENT, spread_spans(4, 2))])
     log.close()

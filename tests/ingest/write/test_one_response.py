@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import cast
 
 import pyarrow as pa
 import pytest
@@ -20,8 +21,10 @@ from helpers.servers.waiting import until
 from legato_ingest.errors import StoreRefused, StoreUnavailable
 from legato_ingest.otlp.batch import Batch, Limits
 from legato_ingest.storage import Store
+from legato_ingest.write import one_response
 from legato_ingest.write.committer import Committer
-from legato_ingest.write.one_response import Place, stored_recordings
+from legato_ingest.write.one_response import Place, stored_recordings, superseding
+from legato_ingest.write.recordings import Recording
 from legato_ingest.write.second_look import SecondLook
 
 TRACE, ID = b"t" * 16, "chatcmpl-1"
@@ -67,6 +70,55 @@ def test_the_store_shows_one_row_whichever_comes_first(store: Store, order: Sequ
     counted = {str(result): int(spans) for result, spans in store.select("SELECT result, sum(spans) FROM emitter_spans GROUP BY result")}
     assert counted["same_response"] >= 1
     assert counted.get("stored", 0) == (order[0] == "openlit")
+
+
+def native_rows(emitter: str, *revs: int, response_id: str = ID, has_ended: bool = True) -> ExportTraceServiceRequest:
+    """A request with these revs of one stream of the response. The last of them is its end, if it has one."""
+    body = request({"service.name": "shop"}, {"legato.emitter": emitter})
+    own = {"gen_ai.response.id": response_id, "gen_ai.request.model": "m"}
+    for rev in revs:
+        if rev == revs[-1] and has_ended:
+            name, span_id, more = "chat m", response_id[-8:].encode(), {}
+        else:
+            more = {"legato.stream.outcome": "running", "legato.stream.span_id": response_id[-8:].encode().hex()}
+            name, span_id = "legato.stream.snapshot", b"s%07d" % rev
+        native_span(body, {**own, **more, "legato.stream.rev": rev}, name=name, trace_id=TRACE, span_id=span_id, start_ns=NOW_NS)
+    return body
+
+
+@pytest.mark.parametrize("emitter", ["acme/1", "legato-x/1"])
+def test_the_end_of_a_stream_is_stored_beside_its_snapshot(store: Store, emitter: str) -> None:
+    """Within one insert, whatever the emitter's name is: WIRE.md asks for none."""
+    with committing(store) as committer:
+        send(committer, native_rows(emitter, 1, 2))
+        assert committer._metrics.registry.get_sample_value("legato_duplicate_spans_total") == 0
+    assert store.select("SELECT rev, outcome FROM streams") == [(2, "complete")]
+
+
+@pytest.mark.parametrize("before", [0, 1, 2])
+def test_no_rev_of_a_stream_that_steps_back_stays(store: Store, before: int) -> None:
+    """Not an earlier one either, of the same insert or of one before: it would be the newest then, and its stream abandoned."""
+    last = native_rows("acme/1", *range(before + 1, 4))
+    last.MergeFrom(spans_of("legato"))
+    with committing(store) as committer:
+        for rev in range(1, before + 1):
+            send(committer, native_rows("acme/1", rev, has_ended=False))
+        for _ in range(2):
+            send(committer, last)
+            assert store.select("SELECT emitter, outcome FROM streams") == [("legato-python/0.1.0", "complete")]
+
+
+def test_a_row_with_the_last_rev_steps_back_for_good(store: Store) -> None:
+    """An earlier version stored it. There is no next rev: the insert failed, and with it all others."""
+    rows = received_spans(native_rows("acme/1", 1), tenant="", now_ns=NOW_NS, limits=Limits(retention_days=0)).revs
+    stored = rows.set_column(rows.column_names.index("rev"), rows.schema.field("rev"), pa.array([2**32 - 1], pa.uint32()))
+    store.insert("stream_revs", stored)
+    for _ in range(2):
+        with committing(store) as committer:
+            send(committer, native_rows("acme/1", 1, response_id="chatcmpl-2"))
+            assert not send(committer, spans_of("legato"))[0].rejected
+            send(committer, native_rows("acme/1", 1))
+        assert store.select(f"SELECT emitter, outcome FROM streams WHERE response_id = '{ID}'") == [("legato-python/0.1.0", "complete")]
 
 
 def test_a_real_pair_is_one_row(store: Store) -> None:
@@ -167,6 +219,31 @@ def test_a_comparison_that_the_store_refuses_is_given_up(store: Store) -> None:
     assert store.select("SELECT count() FROM streams") == [(2,)]
 
 
+def raised(error: StoreRefused) -> None:
+    """Raise it: no query of the test is refused."""
+    raise error
+
+
+@pytest.mark.parametrize("reads_max", [1_000, 100_000])
+def test_a_tenant_with_too_many_rows_in_a_minute_keeps_no_other_from_its_comparison(
+    store: Store, monkeypatch: pytest.MonkeyPatch, reads_max: int
+) -> None:
+    """Each insert with a row of that minute waited for all of its rows to be read."""
+    sql = one_response._STORED.replace(str(one_response._READ_MAX), str(reads_max))
+    monkeypatch.setattr("legato_ingest.write.one_response._STORED", sql)
+    at_ns = NOW_NS // (60 * SECOND_NS) * 60 * SECOND_NS - 600 * SECOND_NS
+    for tenant, rows in (("few", 3), ("many", 20_000)):
+        store.command(
+            "INSERT INTO stream_revs (tenant, start_time, trace_id, span_id, rev, duration_ns, vantage, response_id, emitter) SELECT"
+            f" '{tenant}', fromUnixTimestamp64Nano({at_ns} + number), toFixedString(leftPad(toString(number), 16, '0'), 16),"
+            f" toFixedString(leftPad(toString(number), 8, '0'), 8), 1, 1000000000, 'client', '{ID}', 'openlit/1' FROM numbers({rows})"
+        )
+    errors = list[StoreRefused]()
+    like = [Place(tenant, b"%016d" % 2, at_ns, "") for tenant in ("few", "many")]
+    found = {each.tenant for each in stored_recordings(store, like, errors.append)}
+    assert (found, [each.code for each in errors]) == (({"few"}, [158]) if reads_max < 20_000 else ({"few", "many"}, []))
+
+
 def test_an_id_in_thousands_of_traces_costs_little(store: Store) -> None:
     """A commit reads a few of the rows with this id, and those of the same traces."""
     key = "toFixedString(leftPad(toString(number), 16, '0'), 16), toFixedString(leftPad(toString(number), 8, '0'), 8)"
@@ -175,8 +252,42 @@ def test_an_id_in_thousands_of_traces_costs_little(store: Store) -> None:
         f" SELECT now64(9), {key}, 1, 1000000000, 'client', if(number < 3000, '{ID}', ''), 'openlit/1' FROM numbers(3100)"
     )
     trace = b"%016d" % 3050
-    found = stored_recordings(store, [Place("", trace, time.time_ns(), ID)])
+    found = stored_recordings(store, [Place("", trace, time.time_ns(), ID)], raised)
     assert len(found) < 100 and [each.span_id for each in found if each.trace_id == trace] == [b"%08d" % 3050]
+
+
+class Asked:
+    """A store that returns no rows, and remembers the queries."""
+
+    def __init__(self) -> None:
+        self.queries = list[str]()
+
+    def select_arrow(self, sql: str) -> pa.Table:
+        """Remember the query."""
+        self.queries.append(sql)
+        return pa.table({})
+
+
+def test_a_query_names_the_ids_of_its_rows_alone() -> None:
+    """Long response ids at many times, and at one: the queries are short, and together not much longer than the ids."""
+    for spread in (15, 1):
+        asked, places = Asked(), list[Place]()
+        for number in range(5_000):
+            places.append(Place("a", b"%016d" % number, NOW_NS - number % spread * 200 * SECOND_NS, f"{number:08}" * 125))
+        assert not stored_recordings(cast(Store, asked), places, raised)
+        assert max(map(len, asked.queries)) < 5 * 2**20 and sum(map(len, asked.queries)) < 3 * 5_000 * 1_000
+        assert all(sum((f"{number:08}" * 125).encode().hex() in sql for sql in asked.queries) == 1 for number in (0, 1, 4_999))
+
+
+def test_thousands_of_rows_that_step_back_take_little_time() -> None:
+    """One row of Legato's beats all foreign rows of its response. A table for each took 2 ms, and every sender waited."""
+    rest = (bytes(8), 1, "client", "shop", "m", ID, "openlit/1", NOW_NS, 2 * SECOND_NS, False, False, False)
+    rows = [Recording(f"t{number % 3}", TRACE, b"%08d" % number, *rest) for number in range(2_000)]
+    began_s = time.process_time()
+    out = superseding(rows)
+    assert time.process_time() - began_s < 1
+    keys = {(each["tenant"], each["span_id"], each["rev"], each["outcome"]) for each in out.to_pylist()}
+    assert keys == {(each.tenant, each.span_id, 2, "superseded") for each in rows}
 
 
 def test_an_error_of_the_second_look_fails_no_request(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from helpers.builders.spans import SECOND_NS
+from helpers.platform.examples import examples
 from legato_ingest.write.recordings import Recording, losers
 
 TRACE, ID = b"t" * 16, "chatcmpl-1"
@@ -106,3 +109,21 @@ def test_an_id_in_many_traces_identifies_no_response() -> None:
     foreign = [recording(span_id=bytes([100 + number]) * 8, trace_id=bytes([number + 100]) * 16) for number in range(1, 30)]
     beside = recording(span_id=b"z" * 8, trace_id=own[3].trace_id)
     assert losers([*own, *foreign, beside]) == [(beside, own[3])]
+
+
+@given(st.permutations(range(3)), st.booleans())
+@examples(20)
+def test_the_revs_of_one_stream_are_one_recording(order: Sequence[int], is_richer: bool) -> None:
+    """Whatever its emitter: a snapshot never wins against the end of its stream, and the end alone is compared with other rows."""
+    revs = [recording(span_id=b"n" * 8, emitter="acme/1", rev=rev, has_chunks=is_richer, place=(0, rev)) for rev in (1, 2, 3)]
+    shuffled = [revs[number] for number in order]
+    assert losers(shuffled) == []
+    assert losers([*shuffled, LEGATO]) == [(revs[2], LEGATO)]
+    assert losers([*shuffled, TTFT]) == [(TTFT, revs[2]) if is_richer else (revs[2], TTFT)]
+
+
+def test_a_row_that_names_itself_as_its_parent_stays() -> None:
+    """No row steps back for itself. It is still compared with others."""
+    selfish = recording(parent_span_id=b"a" * 8)
+    assert losers([selfish]) == []
+    assert losers([selfish, LEGATO]) == [(selfish, LEGATO)]

@@ -11,7 +11,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from legato_ingest.definitions import OUTCOMES, VANTAGES, VERDICT_SCOPE
 from legato_ingest.otlp.attributes import AttributeFault, Attributes
 from legato_ingest.otlp.emitters.common import PORT_MAX, UINT32_MAX, genai_record
-from legato_ingest.otlp.model import Ignored, SilenceRecord, StreamRecord
+from legato_ingest.otlp.model import REV_MAX, Ignored, SilenceRecord, StreamRecord
 
 __all__ = ["convert"]
 
@@ -36,7 +36,7 @@ def convert(span: Span, attributes: Attributes) -> StreamRecord | SilenceRecord 
     if outcome not in OUTCOMES and not (snapshot and outcome == "running"):
         raise AttributeFault(f"legato.stream.outcome: an unknown outcome, expected one of {', '.join(sorted(OUTCOMES))}")
     record = genai_record(span, attributes, emitter=attributes.text("legato.emitter"), vantage=vantage, outcome=outcome)
-    record.rev = attributes.count("legato.stream.rev", UINT32_MAX) or 1
+    record.rev = attributes.count("legato.stream.rev", REV_MAX) or 1
     record.engine_id = attributes.text("legato.engine.id")
     record.client_hash = attributes.text("legato.client.hash")
     record.transport = attributes.text("legato.stream.transport")

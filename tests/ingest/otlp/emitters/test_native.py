@@ -13,6 +13,7 @@ from legato_ingest.otlp.attributes import Attributes, attribute_map
 from legato_ingest.otlp.batch import Batch, Limits
 from legato_ingest.otlp.convert import convert_spans
 from legato_ingest.otlp.emitters import native
+from legato_ingest.otlp.model import REV_MAX
 
 NOW_NS = 1_795_240_000 * SECOND_NS
 
@@ -44,6 +45,15 @@ def test_a_snapshot_is_a_rev_of_its_stream() -> None:
     assert row["span_id"].hex() == "00f067aa0ba902b7"
     assert (row["rev"], row["ended"], row["outcome"], row["next_due_us"]) == (2, False, "running", 90_000_000)
     assert row["gap_open_us"] is None
+
+
+def test_the_highest_rev_has_a_next_one() -> None:
+    """A stored row steps back with the next rev, so the last one of 32 bits is no rev of a sender."""
+    assert only_row({"legato.stream.rev": REV_MAX})["rev"] == REV_MAX == 2**32 - 2
+    body = request()
+    native_span(body, {"legato.stream.rev": REV_MAX + 1}, start_ns=NOW_NS)
+    batch = convert_spans(body, tenant="", now_ns=NOW_NS, limits=Limits())
+    assert (batch.revs.num_rows, batch.rejected["reason"].to_pylist()) == (0, ["attribute"])
 
 
 def test_reads_above_the_network_are_flagged_as_unknown() -> None:

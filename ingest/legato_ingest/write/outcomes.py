@@ -1,0 +1,138 @@
+"""What becomes of batches after an insert: stored, repeated because the store is away, or halved, tried alone and set aside.
+
+Only a store that is away concerns all senders: then requests are refused, until it answers an insert. The module inserts nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from legato_ingest.errors import StoreRestarting, StoreUnavailable
+from legato_ingest.metrics import Metrics
+from legato_ingest.storage.wal import WriteAheadLog
+from legato_ingest.write.body import Entry
+from legato_ingest.write.group_insert import Receipt
+from legato_ingest.write.lanes import Lanes
+from legato_ingest.write.set_aside import FAILURES_MAX, is_set_aside
+from legato_ingest.write.waiting import Waiting
+
+__all__ = ["RETRY_S", "Outcomes"]
+
+RETRY_S = 1.0
+"""After a failed insert it is repeated after this time."""
+# A tenant with so many batches that failed alone has further ones set aside without a further try, unless no insert has ended well for so
+# long: then the fault may be that of the process.
+_ALONE_MAX, _ENDED_WELL_S = 8, 15.0
+
+
+class Outcomes:
+    """Answers requests, and takes their batches from the lanes and their bodies from the log. ``changed`` guards the lanes.
+
+    ``failed``: the error of the last insert of rows of now if it is repeated; ``broken``: that of all requests since a thread has ended.
+    """
+
+    def __init__(self, changed: threading.Condition, lanes: Lanes, log: WriteAheadLog | None, metrics: Metrics) -> None:
+        self._changed, self._lanes, self._log, self._metrics = changed, lanes, log, metrics
+        self.failed: StoreUnavailable | None = None
+        self.broken: StoreUnavailable | None = None
+        self._stored_s = float("-inf")
+
+    def hold(self, group: Iterable[Waiting], sign: int = 1) -> None:
+        """Count the bytes of batches that were accepted, or with -1 of those that have left."""
+        self._lanes.hold(group, sign)
+        self._metrics.queue_bytes.set(self._lanes.bytes)
+
+    def stored(self, group: Sequence[Waiting], receipts: Sequence[Receipt]) -> None:
+        """Answer the requests of a group that is stored."""
+        self._stored_s = time.monotonic()
+        self._answers()
+        for waiting, receipt in zip(group, receipts, strict=True):
+            waiting.answer(receipt)
+            waiting.stored()
+        with self._changed:
+            all_stored = self.count_down(waiting.entry for waiting in group)
+        self.leave_log(all_stored)
+        self._leave(group[0].is_late, group, None)
+
+    def store_away(self, group: Sequence[Waiting], error: StoreUnavailable) -> None:
+        """The store cannot take these batches now: answer the requests that wait, and queue again what is in the log."""
+        again = [waiting for waiting in group if waiting.is_logged and not is_set_aside(waiting, error, self._log, self._metrics)]
+        with self._changed:
+            self._lanes.put_back(again)
+            self._lanes.alone.tried(0.0, RETRY_S)
+        # While the process of the store starts again, requests go on into the log; so they do if only late rows cannot be inserted.
+        failed = error if again and not isinstance(error, StoreRestarting) else None
+        self._give_up([waiting for waiting in group if waiting not in again], group[0].is_late, error, failed)
+
+    def failed_by_fault(self, group: list[Waiting], error: Exception) -> bool:
+        """A group failed by the fault of a batch: halve it until that batch is alone. It costs the others nothing.
+
+        Return False if the batch is alone, and the log cannot take it aside now.
+        """
+        self._answers()
+        if len(group) == 1:
+            return self._at_fault(group[0], error)
+        half = len(group) // 2
+        with self._changed:
+            self._lanes.apart.put([group[half:], group[:half]])
+        return True
+
+    def _at_fault(self, waiting: Waiting, error: Exception) -> bool:
+        """A batch failed alone, by its own fault: try it again behind all others, or set its body aside after some tries.
+
+        Return False if the log cannot take it there now.
+        """
+        with self._changed:
+            self._lanes.set_apart(waiting.tenant)
+        now_s = time.monotonic()
+        if self._lanes.alone.of_tenant(waiting.tenant) >= _ALONE_MAX and now_s - self._stored_s < _ENDED_WELL_S:
+            waiting.failures = max(waiting.failures, FAILURES_MAX - 1)
+        if waiting.is_logged and not is_set_aside(waiting, error, self._log, self._metrics):
+            with self._changed:
+                # New failures postpone no try: else those of a sender that goes on failing would postpone all.
+                if waiting.is_alone or not self._lanes.alone:
+                    self._lanes.alone.tried(0.0, RETRY_S)
+                self._lanes.alone.put(waiting, self._lanes.of(waiting))
+            self._leave(waiting.is_late, [], None)
+            return waiting.failures < FAILURES_MAX
+        self._give_up([waiting], waiting.is_late, StoreUnavailable(f"{type(error).__name__} while committing"), None)
+        return True
+
+    def _answers(self) -> None:
+        """The store answers, whatever the rows were: requests are accepted again."""
+        with self._changed:
+            self.failed = self.broken
+
+    def count_down(self, entries: Iterable[Entry | None]) -> list[Entry]:
+        """Take note that a batch of each body has left, or that the last is queued. Return the bodies that may leave the log."""
+        counted = [(entry, entry.count_down()) for entry in entries if entry is not None]
+        for entry, _ in counted:
+            if not entry.open:
+                self._lanes.release_body(entry)
+        self._metrics.queue_bytes.set(self._lanes.bytes)
+        return [entry for entry, may_leave in counted if may_leave]
+
+    def leave_log(self, all_stored: Iterable[Entry]) -> None:
+        """Bodies of which all batches are stored leave the log."""
+        for segment, payloads in Counter(entry.segment for entry in all_stored if entry.segment is not None).items():
+            if self._log is not None:
+                self._log.stored(segment, payloads)
+
+    def _give_up(self, gone: Sequence[Waiting], is_late: bool, error: StoreUnavailable, failed: StoreUnavailable | None) -> None:
+        with self._changed:
+            self.count_down(waiting.entry for waiting in gone)
+        for waiting in gone:
+            waiting.answer(error)
+        self._leave(is_late, gone, failed)
+
+    def _leave(self, is_late: bool, group: Sequence[Waiting], failed: StoreUnavailable | None) -> None:
+        """Take note that batches have left the lanes. ``failed``: the error of the insert, if it is repeated."""
+        with self._changed:
+            if not is_late:
+                self.failed = self.broken or failed
+            (self._lanes.late if is_late else self._lanes.now).finish(group)
+            self.hold(group, -1)
+            self._changed.notify_all()
