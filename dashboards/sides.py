@@ -30,7 +30,9 @@ NAMES = f"SELECT arrayJoin({_LISTED}) AS name"
 _BY_NAME = f"if(has({_LISTED}, {chosen_last('by')}), {chosen_last('by')}, 'release')"
 _LENGTH = "($__toTime - $__fromTime)"
 _LOW = f"if(by_name = 'time', $__fromTime - {_LENGTH}, $__fromTime)"
-_HOURS = tuple(f"toStartOfHour({bound} + INTERVAL 3599 SECOND)" for bound in (_LOW, "$__fromTime"))
+# Each alternative is made of constants alone: for a time of a row plus a number a reader of one tenant may not use the primary key.
+_HOUR, _HOUR_BEFORE = (f"toStartOfHour({bound} + INTERVAL 3599 SECOND)" for bound in ("$__fromTime", f"$__fromTime - {_LENGTH}"))
+_HOURS = (f"if(by_name = 'time', {_HOUR_BEFORE}, {_HOUR})", _HOUR)
 # Complete hours of either range. Only ranges over 6 hours use them, so that a short one has many parts in time, too.
 _WHOLE = f"""{_LENGTH} > 21600 AND (minute >= {_HOURS[0]} AND minute < toStartOfHour($__fromTime)
         OR minute >= {_HOURS[1]} AND minute < toStartOfHour($__toTime))"""

@@ -30,6 +30,12 @@ _STREAM = f"""
 _SPAN = f"(SELECT (min(start_time), max(addNanoseconds(start_time, duration_ns))) FROM ({_STREAM}))"
 _ENGINE_OF = f"SELECT tenant, engine_id FROM ({_STREAM}) WHERE engine_id != ''"
 
+
+def later(after_us: str) -> str:
+    """Return the SQL of the time so many µs after a stream's start: of numbers, for which the primary key may be used (``key_use``)."""
+    return f"fromUnixTimestamp64Nano(toUnixTimestamp64Nano(start_time) + 1000 * ({after_us}), 'UTC')"
+
+
 # Also while a stream is chosen, so that the board leads from one stream to the next.
 WORST = f"""
 SELECT
@@ -53,27 +59,27 @@ SELECT
 FROM ({_STREAM})
 ORDER BY indexOf({list(reversed(definitions.VANTAGES))}, vantage), started"""
 ARRIVALS = f"""
-SELECT addMicroseconds(start_time, at) AS time, vantage, bytes
+SELECT {later("at")} AS time, vantage, bytes
 FROM
 (
     SELECT start_time, vantage, arrayCumSum(dt_us) AS ats,
         arrayCumSum(if(empty(chunk_bytes), arrayMap(each -> 1, dt_us), chunk_bytes)) AS sums
     FROM ({_STREAM})
 )
-ARRAY JOIN ats AS at, sums AS bytes
+ARRAY JOIN ats AS at, arrayResize(sums, length(ats)) AS bytes
 ORDER BY time, vantage
 LIMIT 200000"""
 GAPS = f"""
-SELECT addMicroseconds(start_time, at) AS time, vantage, gap / 1e6 AS gap_s
+SELECT {later("at")} AS time, vantage, gap / 1e6 AS gap_s
 FROM
 (
     SELECT
         start_time, vantage, arrayFilter((at, kind) -> kind IN {CONTENT_KINDS_SQL}, arrayMap(at -> toInt64(at), arrayCumSum(dt_us)),
-        chunk_kind) AS ats,
+        arrayResize(chunk_kind, length(dt_us))) AS ats,
         arrayDifference(ats) AS waited
     FROM ({_STREAM})
 )
-ARRAY JOIN ats AS at, waited AS gap
+ARRAY JOIN ats AS at, arrayResize(waited, length(ats)) AS gap
 ORDER BY time, vantage
 LIMIT 200000"""
 STEPS = f"""
@@ -92,7 +98,7 @@ ORDER BY time, engine
 LIMIT 100000"""
 VERDICTS = f"""
 SELECT
-    addMicroseconds(start_time, gap_start_us) AS "gap start", gap_us / 1e6 AS gap, excess_us / 1e6 AS "beyond healthy", cause, confidence,
+    {later("gap_start_us")} AS "gap start", gap_us / 1e6 AS gap, excess_us / 1e6 AS "beyond healthy", cause, confidence,
     arrayStringConcat(arrayMap((name, ns) -> concat(name, ' ', toString(round(ns / 1e6, 1)), ' ms'), mapKeys(parts), mapValues(parts)),
     ', ') AS parts,
     arrayStringConcat(arrayMap((name, value) -> concat(name, ' = ', toString(value)), mapKeys(evidence), mapValues(evidence)),
@@ -117,13 +123,14 @@ ORDER BY cause
 LIMIT 50"""
 SIMULTANEOUS = f"""
 SELECT
-    lower(hex(trace_id)) AS stream, addMicroseconds(start_time, gap_start_us) AS "gap start", gap_us / 1e6 AS gap, cause, confidence,
+    lower(hex(trace_id)) AS stream, {later("gap_start_us")} AS "gap start", gap_us / 1e6 AS gap, cause, confidence,
     engine_id AS engine
 FROM verdicts FINAL
-WHERE cause != 'base' AND (tenant, engine_id) IN ({_ENGINE_OF}) AND start_time >= {_SPAN}.1 - INTERVAL 5 MINUTE
+WHERE cause != 'base' AND (tenant, engine_id) IN ({_ENGINE_OF})
+    AND start_time >= fromUnixTimestamp64Nano(toUnixTimestamp64Nano({_SPAN}.1) - 300000000000)
     AND start_time <= {_SPAN}.2
-    AND addMicroseconds(start_time, gap_start_us) <= {_SPAN}.2
-    AND addMicroseconds(start_time, gap_start_us + gap_us) >= {_SPAN}.1
+    AND {later("gap_start_us")} <= {_SPAN}.2
+    AND {later("gap_start_us + gap_us")} >= {_SPAN}.1
     AND trace_id NOT IN (SELECT trace_id FROM ({_STREAM}))
 ORDER BY gap_us DESC, stream
 LIMIT 50"""

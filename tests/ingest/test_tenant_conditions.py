@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import itertools
 import re
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from clickhouse_connect.driver.client import Client
 
+from helpers.servers.reading import guard_of
 from legato_ingest.definitions import ALL_TENANTS
 from legato_ingest.errors import StoreError
-from legato_ingest.query.sql_guard import Guard, Refused
+from legato_ingest.query.sql_guard import Refused
 from legato_ingest.storage import EmbeddedStore, Store
 
 SECRET = "secret-of-the-bank"
@@ -171,14 +171,10 @@ def test_no_column_of_a_tenants_reader_has_a_dictionary(store: Store) -> None:
     assert store.query_bytes(shown, tenant="shop") == b"0\t1\n"
 
 
-def guard_of(store: Store) -> Guard:
-    """Return a guard that parses statements in the engine of a store, as the read endpoint's does."""
-    return Guard(lambda sql, parameters, tenant: store.query_bytes(sql, parameters, "TabSeparatedRaw", tenant))
-
-
 def answer(store: Store, sql: str, tenant: str = "shop") -> str:
     """Return the result of a statement that the guard accepts."""
-    return store.query_bytes(guard_of(store).check(sql, {}, tenant).sql, tenant=tenant).decode().strip()
+    statement = guard_of(store).check(sql, {}, tenant)
+    return store.query_bytes(statement.sql, tenant=tenant, by_key=statement.by_key).decode().strip()
 
 
 @pytest.mark.parametrize(
@@ -257,24 +253,77 @@ def test_no_index_skips_a_row_by_values_of_other_tenants(shared: Store, table: s
     assert failed[0] == failed[1] and "395" in failed[0]
 
 
-def test_a_statement_that_fails_has_the_time_of_one(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its second run has the time that the first one left, so the process of the store is not ended."""
+@pytest.mark.parametrize(
+    "own_failure", ["finalizeAggregation(CAST(service_name AS AggregateFunction(sum, UInt64))) = 1", "throwIf(service_name != '') = 0"]
+)
+def test_how_a_statement_fails_shows_no_key(shared: Store, own_failure: str) -> None:
+    """It fails on each row of the shop, and would fail in another way on the key of the bank's row in the same granule."""
+    at = "toDateTime64(if(tenant = 'bank', '2025-01-01 20:00:00', '2025-01-01 10:00:00'), 9, 'UTC')"
+    shared.command(
+        f"INSERT INTO stream_revs (tenant, start_time, service_name) SELECT tenant, {at}, 'web' "
+        "FROM (SELECT arrayJoin(['bank', 'shop']) AS tenant)"
+    )
+    shared.command("OPTIMIZE TABLE stream_revs FINAL")
+    failed = list[int]()
+    for hour in ("15", "21"):
+        at_s = f"toUnixTimestamp(toDateTime('2025-01-01 {hour}:00:00', 'UTC'))"
+        overflow = f"toInt64(start_time) - {at_s} + 9223372036 + toDecimal64(0, 9) = 5"
+        with pytest.raises(StoreError) as raised:
+            answer(shared, f"SELECT count() FROM stream_revs WHERE {own_failure} AND {overflow}")
+        # The text depends on which of the shop's rows is read first.
+        failed.append(raised.value.code)
+    assert failed[0] == failed[1] != 407
+
+
+def test_failed_statements_of_many_tenants_leave_the_others_alone(shared: Store) -> None:
+    """A client is closed after a failure, and the pool of idle ones has clients of other tenants only."""
+    for number in range(40):
+        assert answer(shared, "SELECT 1", f"tenant-{number}") == "1"
+        with pytest.raises(StoreError):
+            answer(shared, "SELECT throwIf(1)", f"tenant-{number}")
+    assert answer(shared, "SELECT 1") == answer(shared, "SELECT 1", ALL_TENANTS) == "1"
+
+
+def test_a_table_that_is_made_meanwhile_is_filtered(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ClickHouse looks for the tables of a scalar subquery when its turn comes. The result is thrown away and the statement run again."""
     assert isinstance(store, EmbeddedStore)
-    limited, slow = store.clone({"max_execution_time": 4}), "SELECT throwIf(sum(sleepEachRow(0.5)) >= 0) FROM numbers(3)"
-    open_reader, settings_of = limited._open_reader, list[Mapping[str, int | str]]()
+    run, made = store._result, list[str]()
 
-    def opened(tenant: str, settings: Mapping[str, int | str]) -> Client:
-        settings_of.append(settings)
-        return open_reader(tenant, settings)
+    def made_meanwhile(*arguments: Any) -> bytes:
+        if not made:
+            made.append("made_meanwhile")
+            store.command("CREATE TABLE made_meanwhile (tenant String, x String) ENGINE = MergeTree ORDER BY x")
+            store.command("INSERT INTO made_meanwhile VALUES ('bank', 'secret'), ('shop', 'own')")
+            store.make_tenant_views()
+        return run(*arguments)
 
-    monkeypatch.setattr(limited, "_open_reader", opened)
-    began_s = time.monotonic()
-    with pytest.raises(StoreError, match="Code: 395"):
-        limited.query_bytes(slow, tenant="shop")
-    assert time.monotonic() - began_s < 4 + 2
-    limits = [int(settings["max_execution_time"]) for settings in settings_of]
-    assert limits[0] == 4 and limits[1:] in ([2], [1])
-    limited.close()
+    monkeypatch.setattr(store, "_result", made_meanwhile)
+    try:
+        assert store.query_bytes("SELECT 1", tenant="shop") == b"1\n"
+        made.clear()
+        store.command("DROP TABLE made_meanwhile")
+        assert store.query_bytes("SELECT x FROM made_meanwhile", tenant="shop") == b"own\n"
+    finally:
+        store.command("DROP VIEW default_tenants.made_meanwhile")
+        store.command("DROP VIEW default_tenants.made_meanwhile_final")
+        store.command("DROP TABLE made_meanwhile")
+
+
+def test_sizes_are_not_shown(shared: Store) -> None:
+    """The size of a column grows with each other name in its dictionary, so it would confirm a name of another tenant."""
+    shared.command("OPTIMIZE TABLE stream_revs FINAL")
+    for table, sizes in (
+        ("tables", "sum(total_rows) + sum(total_bytes)"),
+        ("columns", "sum(data_compressed_bytes) + sum(data_uncompressed_bytes)"),
+        ("data_skipping_indices", "sum(data_compressed_bytes) + count()"),
+    ):
+        # Parts that are small have no sizes of columns.
+        asked = f"SELECT ifNull({sizes}, 0) + count() > 0 FROM system.{table} WHERE database = 'default'"
+        assert (answer(shared, asked), answer(shared, asked, ALL_TENANTS)) == ("0", "1")
+    names = "SELECT DISTINCT database FROM system.{} ORDER BY database"
+    for table in ("tables", "columns"):
+        assert "default" not in answer(shared, names.format(table)).split()
+    assert "stream_revs" in answer(shared, "SHOW TABLES").split()
 
 
 @pytest.mark.parametrize("name", ["_part", "_partition_id", "_partition_value", "_part_offset", "_block_number"])

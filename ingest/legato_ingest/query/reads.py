@@ -21,6 +21,7 @@ from legato_ingest.errors import BadRequest, QueryEnded, StoreRestarting
 from legato_ingest.metrics import Metrics
 from legato_ingest.query.clickhouse_http import Encoded
 from legato_ingest.query.ended_queries import EndedQueries, form_of
+from legato_ingest.query.row_counts import without_rows_before_limit
 from legato_ingest.query.sql_guard import Guard, bound
 from legato_ingest.query.sql_text import check_format
 from legato_ingest.query.turns import Turns
@@ -40,7 +41,7 @@ _PAGE_ROWS_BYTES_MAX = 32 * 2**20
 _SUSPECT_TIMES = 4
 
 
-def _settled(stale_max_s: float) -> Callable[[], None]:
+def _settled(tenant: str, stale_max_s: float) -> Callable[[], None]:
     """Return a function that waits for nothing: every acknowledged row is in the store."""
     return lambda: None
 
@@ -54,8 +55,13 @@ def compressed(work: Callable[[], Result]) -> Result:
 class QueryStore(Protocol):
     """The part of a store that readers use."""
 
-    def query_bytes(self, sql: str, params: Any = None, fmt: str = "TabSeparated", tenant: str = ALL_TENANTS) -> bytes:
-        """Return the result of a statement in a format, from a handle that cannot write and returns only this tenant's rows."""
+    def query_bytes(
+        self, sql: str, params: Any = None, fmt: str = "TabSeparated", tenant: str = ALL_TENANTS, by_key: bool = False
+    ) -> bytes:
+        """Return the result of a statement in a format, from a handle that cannot write and returns only this tenant's rows.
+
+        ``by_key``: a statement of one tenant may use the primary key.
+        """
         ...
 
 
@@ -70,16 +76,17 @@ class Result(NamedTuple):
 class Reads:
     """The statements of all readers of one store.
 
-    A reader sees the rows of all requests that were acknowledged before, or ``stale_max_s`` earlier. ``begin_settling`` asks for their
-    insert when a query arrives, so that it is done when the query's turn comes, and returns the function that waits for it.
+    A reader sees its tenant's rows of all requests that were acknowledged before, or ``stale_max_s`` earlier. ``begin_settling`` asks for
+    their insert when a query arrives, so that it is done when the query's turn comes, and returns the function that waits for it.
     """
 
     def __init__(
-        self, settings: Settings, store: QueryStore, metrics: Metrics, begin_settling: Callable[[float], Callable[[], None]] = _settled
+        self, settings: Settings, store: QueryStore, metrics: Metrics, begin_settling: Callable[[str, float], Callable[[], None]] = _settled
     ) -> None:
         self._settings, self._metrics, self.store, self._begin_settling = settings, metrics, store, begin_settling
         own = settings.server.database if settings.server else "default"
-        self._guard = Guard(lambda sql, parameters, tenant: store.query_bytes(sql, parameters, "TabSeparatedRaw", tenant), own)
+        # The guard's statements read no table, so most statements of a tenant need one client.
+        self._guard = Guard(lambda sql, parameters, tenant: store.query_bytes(sql, parameters, "TabSeparatedRaw", tenant, True), own)
         self._settling, self._running = anyio.CapacityLimiter(settings.queries_max), anyio.CapacityLimiter(settings.queries_max)
         # How many statements of each tenant run or wait; a tenant has half of the places that the others leave at most.
         self._admitted = Counter[str]()
@@ -124,7 +131,7 @@ class Reads:
         if total >= most or (tenant != ALL_TENANTS and own and 2 * (own + count) > most - total + own):
             raise BadRequest(f"{queries_max} queries run and {waiting_max} wait: retry in {self._settings.retry_after_s} s", 503)
         self._admitted[tenant] += count
-        started, settle = time.perf_counter(), self._begin_settling(stale_max_s)
+        started, settle = time.perf_counter(), self._begin_settling(tenant, stale_max_s)
 
         def settled() -> float:
             began = time.perf_counter()
@@ -176,7 +183,8 @@ class Reads:
             statement = self._guard.check(sql, parameters, tenant)
             chosen = statement.format or default_format
             check_format(chosen)
-            content = self.store.query_bytes(statement.sql, bound(statement, parameters), chosen, tenant)
+            content = self.store.query_bytes(statement.sql, bound(statement, parameters), chosen, tenant, statement.by_key)
+            content = content if tenant == ALL_TENANTS else without_rows_before_limit(content, chosen)
         except QueryEnded as error:
             self._ended.ended(tenant, form, error.tenants, is_alone=error.is_alone)
             raise

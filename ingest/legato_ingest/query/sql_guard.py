@@ -12,12 +12,16 @@ import re
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import chain
 from threading import Lock
 from typing import Any
 
 from legato_ingest.definitions import ALL_TENANTS
 from legato_ingest.errors import StoreRefused
 from legato_ingest.query import sql_text, sql_tree
+from legato_ingest.query.key_functions import Kind, kind_of_type
+from legato_ingest.query.key_use import may_use_key
 from legato_ingest.query.sql_template import Generalized, Template, generalize, template
 from legato_ingest.query.sql_text import CanonicalText, Refused
 
@@ -25,12 +29,17 @@ __all__ = ["Guard", "Parameters", "Refused", "bound"]
 
 Parameters = Mapping[str, Any]
 Run = Callable[[str, Parameters, str], bytes]
-# A statement's text, and whether it is of a reader of one tenant.
-_Key = tuple[str, bool]
+# A statement's text, the tenant that reads, and the values of its parameters.
+_Key = tuple[str, str, tuple[tuple[str, str], ...]]
 
 _CACHE_MAX, _CACHE_BYTES_MAX = 1024, 32 * 2**20
 _CACHED_TEXT_MAX = 32_768
 _TEXT_MAX = 262_144
+_COLUMNS = """
+SELECT name, arrayStringConcat(groupUniqArray(type), ' ')
+FROM system.columns
+WHERE database = currentDatabase()
+GROUP BY name"""
 # ClickHouse ends its syntax errors with the statement that the guard wrapped around the reader's.
 _WRAPPED_SCOPE = re.compile(r":? In scope SELECT formatQuerySingleLine\(.*\)\.? \((\w+)\)", re.DOTALL)
 
@@ -44,12 +53,15 @@ class Guard:
     (``sql_template``), so a dashboard's refresh costs no call of ``run``. Rejections are not cached: each is decided on the statement
     itself.
 
-    An acceptance holds for every value of the parameters: they are values, never names. Only parameters that the statement names are
-    bound (``bound``), because a driver may format a parameter without a place in the text into the text instead.
+    Whether a statement is accepted does not depend on the values of its parameters: they are values, never names. Whether it may use the
+    primary key does: a value may be the type of a CAST. So the entries of one tenant's readers hold for the same values alone, and
+    for the same tenant, because the time of the first answer would show which statements other tenants run. Only parameters that the
+    statement names are bound (``bound``), because a driver may format a parameter without a place in the text into the text instead.
     """
 
     def __init__(self, run: Run, own: str = "default") -> None:
         self._run, self._own = run, own
+        self._columns: Mapping[str, Kind] = {}
         # None: this text with stand-ins has no template; statements of this form are cached by their full text.
         # With the size of each entry when it was added: a text grows when its UTF-8 is asked for.
         self._cache: OrderedDict[_Key, tuple[CanonicalText | Template | None, int]] = OrderedDict()
@@ -63,7 +75,7 @@ class Guard:
             found = self._template(general, parameters, tenant)
             if found is not None:
                 return found.fill(general.numbers)
-        key = text, tenant != ALL_TENANTS
+        key = _key(text, parameters, tenant)
         cached = self._cached(key)
         if isinstance(cached, CanonicalText):
             return cached
@@ -73,7 +85,7 @@ class Guard:
 
     def _template(self, general: Generalized, parameters: Parameters, tenant: str) -> Template | None:
         """The template of a statement with stand-ins; None when it has none, or is rejected in this form."""
-        key = general.text, tenant != ALL_TENANTS
+        key = _key(general.text, parameters, tenant)
         cached = self._cached(key)
         if cached is not _MISSING:
             return cached if isinstance(cached, Template) else None
@@ -93,10 +105,10 @@ class Guard:
             return self._cache[key][0]
 
     def _keep(self, key: _Key, value: CanonicalText | Template | None) -> None:
-        if len(key[0]) > _CACHED_TEXT_MAX:
+        if sum(map(len, _texts(key))) > _CACHED_TEXT_MAX:
             return
         with self._lock:
-            size = _size_bytes(key[0], value)
+            size = _size_bytes(key, value)
             self._cache_bytes += size - self._cache.pop(key, (None, 0))[1]
             self._cache[key] = value, size
             while len(self._cache) > _CACHE_MAX or self._cache_bytes > _CACHE_BYTES_MAX:
@@ -110,9 +122,18 @@ class Guard:
         of_one_tenant = tenant != ALL_TENANTS
         statement = sql_text.read(self._canonical(text, tenant), self._own, of_one_tenant=of_one_tenant)
         # The store appends a FORMAT. It is one more name in the tree, and keeps the statement's end from being read as anything else.
-        tree = self._run(f"EXPLAIN AST {statement.sql}", bound(statement, parameters), tenant)
-        sql_tree.check(tree.decode("utf-8", "replace"), of_one_tenant=of_one_tenant)
-        return statement
+        tree = self._run(f"EXPLAIN AST {statement.sql}", bound(statement, parameters), tenant).decode("utf-8", "replace")
+        sql_tree.check(tree, of_one_tenant=of_one_tenant)
+        if not of_one_tenant:
+            return statement
+        return replace(statement, by_key=may_use_key(tree, self._kinds_of_columns(), statement.subqueries))
+
+    def _kinds_of_columns(self) -> Mapping[str, Kind]:
+        """The kinds of the columns of Legato's tables, which no migration changes; a new column is not known until the next start."""
+        if not self._columns:
+            rows = self._run(_COLUMNS, {}, ALL_TENANTS).decode().splitlines()
+            self._columns = {name: kind_of_type(types) for name, _, types in (row.partition("\t") for row in rows)}
+        return self._columns
 
     def _canonical(self, text: str, tenant: str) -> str:
         """The statement in one line. The parser rejects several statements, and text after an unmatched parenthesis."""
@@ -126,12 +147,23 @@ class Guard:
 _MISSING = object()
 
 
-def _size_bytes(text: str, value: CanonicalText | Template | None) -> int:
+def _key(text: str, parameters: Parameters, tenant: str) -> _Key:
+    values = sorted((name, str(value)) for name, value in parameters.items()) if tenant != ALL_TENANTS else ()
+    return text, tenant, tuple(values)
+
+
+def _texts(key: _Key) -> list[str]:
+    """Return all texts of a key."""
+    return [*key[:2], *chain(*key[2])]
+
+
+def _size_bytes(key: _Key, value: CanonicalText | Template | None) -> int:
     """Return the memory of an entry of the cache."""
     statement = value.checked if isinstance(value, Template) else value
-    texts = (text, *((statement.sql,) if statement is not None else ()), *(value.pieces if isinstance(value, Template) else ()))
+    texts = (*_texts(key), *((statement.sql,) if statement is not None else ()), *(value.pieces if isinstance(value, Template) else ()))
+    names = (*statement.parameters, *statement.subqueries) if statement is not None else ()
     # Twice for the UTF-8 of a text, which may be kept beside it.
-    return 2 * sum(map(sys.getsizeof, (*texts, *(statement.parameters if statement is not None else ()))))
+    return 2 * sum(map(sys.getsizeof, (*texts, *names)))
 
 
 def bound(statement: CanonicalText, parameters: Parameters) -> Parameters:

@@ -17,8 +17,10 @@ from legato_ingest.query.sql_text import CanonicalText, tokens
 
 __all__ = ["Generalized", "Template", "generalize", "template"]
 
-# A decimal integer below 10^18: ClickHouse reads every one as a UInt64 and prints it with the same digits.
-_NUMBER = r"(?:0|[1-9][0-9]{0,17})(?![\w.])"
+# Decimal integers: ClickHouse reads them as a UInt64 and prints them with the same digits. A moment is below 4 * 10^12, and another number
+# below 9 * 10^8, which is less than their stand-ins: what is near enough for the primary key (``key_constants``) with the stand-in is near
+# with the number.
+_MOMENT, _NUMBER = r"(?:0|[1-9][0-9]{0,11}|[1-3][0-9]{12})(?![\w.])", r"(?:0|[1-9][0-9]{0,7}|[1-8][0-9]{8})(?![\w.])"
 # The macros' forms: toDateTime(N), fromUnixTimestamp64Milli(N), INTERVAL N second, and the interval in seconds as Legato's panels use it.
 # A literal without an end goes on to the end of the text: otherwise each of its quotes would be tried as the begin of another one.
 _PLACE = re.compile(
@@ -26,15 +28,16 @@ _PLACE = re.compile(
     r"|`(?:[^`\\]|\\.|``)*(?:`|\\?\Z)"
     r'|"(?:[^"\\]|\\.|"")*(?:"|\\?\Z)'
     r"|(?<![\w.])(?:"
-    rf"(?:toDateTime|fromUnixTimestamp64Milli)\((?P<moment>{_NUMBER})(?=\))"
+    rf"(?:toDateTime|fromUnixTimestamp64Milli)\((?P<moment>{_MOMENT})(?=\))"
     rf"|INTERVAL (?P<interval>{_NUMBER})(?= (?:milli)?second\b)"
     rf"|greatest\(60, (?P<divisor>{_NUMBER})(?=\))"
     rf"|(?P<dividend>{_NUMBER})(?= % (?:300|3600)\b)"
     r")",
     re.DOTALL | re.ASCII,
 )
-# Stand-ins are numbers that no clock reads in ms or s. A statement that holds one itself is not generalized (see ``template``).
-_STAND_IN = 900_000_000_000_000_000
+# The year 2096 in ms, and 28 years in s. A statement that holds a stand-in itself is not generalized.
+_STAND_IN_MOMENT, _STAND_IN = 4_000_000_000_000, 900_000_000
+_ANY_STAND_IN = re.compile(r"4000000000[0-9]{3}|900000[0-9]{3}")
 _STAND_INS_MAX = 1_000
 
 
@@ -63,7 +66,9 @@ class Template:
 
 
 def generalize(text: str) -> Generalized | None:
-    """Return the statement with stand-ins, or None when it has no number in one of the macros' forms (or more than 1,000)."""
+    """Return the statement with stand-ins; None when it has no number in one of the macros' forms, more than 1,000, or a stand-in."""
+    if _ANY_STAND_IN.search(text):
+        return None
     numbers: list[str] = []
     parts: list[str] = []
     end = 0
@@ -71,7 +76,8 @@ def generalize(text: str) -> Generalized | None:
         if match.lastgroup is None:
             continue
         start, after = match.span(match.lastgroup)
-        parts += (text[end:start], str(_STAND_IN + len(numbers)))
+        first = _STAND_IN_MOMENT if match.lastgroup == "moment" else _STAND_IN
+        parts += (text[end:start], str(first + len(numbers)))
         numbers.append(text[start:after])
         end = after
     if not 0 < len(numbers) <= _STAND_INS_MAX:
@@ -85,7 +91,7 @@ def template(checked: CanonicalText, stand_ins: int) -> Template | None:
     A stand-in that ClickHouse read as part of a comment, a string or a name is not there as a number. One that the statement held already,
     or that ClickHouse repeats, is there twice.
     """
-    expected = {str(_STAND_IN + index): index for index in range(stand_ins)}
+    expected = {str(first + index): index for index in range(stand_ins) for first in (_STAND_IN_MOMENT, _STAND_IN)}
     pieces, order = [""], []
     for kind, text in tokens(checked.sql):
         if kind == "number" and text in expected:

@@ -8,11 +8,12 @@ expressions (``SHOW … WHERE``). This module runs no statement.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 
 from legato_ingest.errors import StoreRefused
 from legato_ingest.query.sql_functions import allows, allows_table
-from legato_ingest.storage.tenant_views import FINAL_VIEW
+from legato_ingest.storage.tenant_views import FINAL_VIEW, database_of
 
 __all__ = ["CanonicalText", "Refused", "check_format", "read", "tokens"]
 
@@ -31,7 +32,8 @@ _TOKEN = re.compile(
 # Escapes and line breaks in a quoted name could start a new line in the printed syntax tree.
 _STRANGE = re.compile(r"[\\\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _FORMAT = re.compile(r" FORMAT (\w+|`\w+`)$")
-_NAMES, _AS, _BEFORE_TABLE = ("word", "quoted"), ("word", "AS"), ("FROM", "JOIN", ",")
+_NAMES, _AS, _ARROW, _OPEN = ("word", "quoted"), ("word", "AS"), ("sign", "->"), ("sign", "(")
+_BEFORE_TABLE = ("FROM", "JOIN", ",")
 # Words that the canonical text puts before a parenthesis and that are no functions. The SELECT inside `view` is in the tree.
 _CALL_WORDS = frozenset(("columns", "view"))
 _PARAMETER_TYPE = re.compile(r"[\w ,()'=/+-]+")
@@ -46,11 +48,17 @@ class Refused(StoreRefused):
 
 @dataclass(frozen=True, slots=True)
 class CanonicalText:
-    """A statement's canonical text without its FORMAT clause, the format that the clause names, and the names of its parameters."""
+    """A statement's canonical text without its FORMAT clause, the format that the clause names, and the names of its parameters.
+
+    ``subqueries``: the names that WITH gives to subqueries, which the syntax tree leaves out. ``by_key``: a reader of one tenant may use
+    the primary key for it (``key_use``).
+    """
 
     sql: str
     format: str | None
     parameters: frozenset[str]
+    subqueries: frozenset[str] = frozenset()
+    by_key: bool = False
 
 
 def read(canonical: str, own: str = "default", *, of_one_tenant: bool = False) -> CanonicalText:
@@ -63,13 +71,19 @@ def read(canonical: str, own: str = "default", *, of_one_tenant: bool = False) -
     sql = canonical[: found.start()] if found else canonical
     chosen = found.group(1).strip("`") if found else None
     check_format(chosen or "")
-    found_tokens = _without_own(tokens(sql), own)
+    found_tokens = _without_own(tokens(sql), (own, database_of(own)))
     if of_one_tenant:
         found_tokens = _with_final_views(found_tokens)
     _check_calls(found_tokens)
     _check_words(found_tokens)
     names = frozenset(text[1:].partition(":")[0] for kind, text in found_tokens if kind == "parameter")
-    return CanonicalText("".join(text for _, text in found_tokens), chosen, names)
+    named = _subqueries([token for token in found_tokens if token[0] != "space"])
+    return CanonicalText("".join(text for _, text in found_tokens), chosen, names, named)
+
+
+def _subqueries(words: list[tuple[str, str]]) -> frozenset[str]:
+    """Return the names that WITH gives to subqueries. ``words``: the tokens without spaces."""
+    return frozenset(text.strip("`") for at, (kind, text) in enumerate(words) if kind in _NAMES and words[at + 1 : at + 3] == [_AS, _OPEN])
 
 
 def check_format(name: str) -> None:
@@ -96,12 +110,14 @@ def tokens(sql: str) -> list[tuple[str, str]]:
     return found
 
 
-def _without_own(found: list[tuple[str, str]], own: str) -> list[tuple[str, str]]:
-    """Return the tokens without ``own.`` at the beginning of a name. Raises ``Refused`` if ``own`` is also an alias."""
-    before, after = [("", ""), *found], [*found[1:], ("", "")]
-    names = [at for at, (kind, text) in enumerate(found) if kind in _NAMES and text.strip("`") == own]
-    if any(_AS in (found[max(0, at - 2) : max(0, at - 1)] + found[at + 2 : at + 3]) for at in names):
-        raise Refused(f"the alias {own} is the name of Legato's database: choose another one")
+def _without_own(found: list[tuple[str, str]], own: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Return the tokens without ``own.`` at the beginning of a name. Raises ``Refused`` if ``own`` also names something else."""
+    before, after = [("", ""), *found], [*found[1:], ("", ""), ("", "")]
+    names = [at for at, (kind, text) in enumerate(found) if kind in _NAMES and text.strip("`") in own]
+    for at in names:
+        beside = found[max(0, at - 2) : max(0, at - 1)] + found[at + 2 : at + 3]
+        if _AS in beside or _ARROW in beside or (after[at][1] == "." and after[at + 1][0] == "number"):
+            raise Refused(f"{found[at][1]} is the name of Legato's database: choose another one for an alias or a parameter")
     dropped = {part for at in names if after[at][1] == "." != before[at][1] for part in (at, at + 1)}
     return [token for at, token in enumerate(found) if at not in dropped]
 
@@ -110,16 +126,55 @@ def _with_final_views(found: list[tuple[str, str]]) -> list[tuple[str, str]]:
     """Return the tokens with ``table_final AS name`` for each ``table FINAL`` and ``table AS name FINAL``."""
     out = list(found)
     places = [at for at, (kind, _) in enumerate(found) if kind != "space"]
-    for number, final in enumerate(places):
-        if found[final] != ("word", "FINAL") or number < 2:
-            continue
-        has_alias = found[places[number - 2]] == _AS
-        table = number - (3 if has_alias else 1)
-        kind, name = found[places[table]]
-        if table > 0 and kind in _NAMES and found[places[table - 1]][1] in _BEFORE_TABLE:
-            out[places[table]] = ("quoted", f"`{name.strip('`')}{FINAL_VIEW}`")
-            out[final] = ("word", "") if has_alias else ("word", f"AS {name}")
+    words = [found[at] for at in places]
+    finals = [at for at, word in enumerate(words) if word == ("word", "FINAL") and at >= 2]
+    if not finals:
+        return out
+    uses = _uses(words)
+    for number in finals:
+        has_alias = words[number - 2] == _AS
+        table_at = number - (3 if has_alias else 1)
+        kind, name = words[table_at]
+        if table_at > 0 and kind in _NAMES and words[table_at - 1][1] in _BEFORE_TABLE:
+            _expect_one_meaning(name.strip("`"), table_at, uses, has_alias=has_alias)
+            out[places[table_at]] = ("quoted", f"`{name.strip('`')}{FINAL_VIEW}`")
+            out[places[number]] = ("word", "") if has_alias else ("word", f"AS {name}")
     return out
+
+
+# How often each table is named in each FROM, which of them the FROM at a place is, and the names of subqueries.
+_Uses = tuple[dict[int, tuple[int, int]], Counter[tuple[tuple[int, int], str]], frozenset[str]]
+
+
+def _uses(words: list[tuple[str, str]]) -> _Uses:
+    """Read all tokens once. A FROM is known by its parentheses and its SELECT within them."""
+    selects, open_at = Counter[int](), [0]
+    lists: dict[int, tuple[int, int]] = {}
+    tables: Counter[tuple[tuple[int, int], str]] = Counter()
+    for at, (kind, text) in enumerate(words):
+        if text == "(":
+            open_at.append(at)
+        elif text == ")" and len(open_at) > 1:
+            open_at.pop()
+        elif (kind, text) == ("word", "SELECT"):
+            selects[open_at[-1]] += 1
+        elif kind in _NAMES:
+            lists[at] = open_at[-1], selects[open_at[-1]]
+            if at and words[at - 1][1] in _BEFORE_TABLE:
+                tables[lists[at], text.strip("`")] += 1
+    return lists, tables, _subqueries(words)
+
+
+def _expect_one_meaning(table: str, at: int, uses: _Uses, *, has_alias: bool) -> None:
+    """Raise ``Refused`` if a table that is read with FINAL, or the view in its stead, is also a subquery or another table of the same FROM.
+
+    Without an alias, ClickHouse would read the view for the other one, too.
+    """
+    lists, tables, subqueries = uses
+    names = (table, f"{table}{FINAL_VIEW}")
+    beside = sum(tables[lists[at], name] for name in names) - 1
+    if not subqueries.isdisjoint(names) or (beside and not has_alias):
+        raise Refused(f"{table} FINAL has the name of another table or subquery: give it an alias, as in {table} AS merged FINAL")
 
 
 def _check_parameter(match: re.Match[str]) -> None:
@@ -144,6 +199,9 @@ def _check_words(found: list[tuple[str, str]]) -> None:
     words = [text.upper() for kind, text in found if kind != "space"]
     if ("INTO", "OUTFILE") in zip(words, words[1:], strict=False):
         raise Refused("INTO OUTFILE writes a file")
+    if any(triple == (")", "AS", "(") for triple in zip(words, words[1:], words[2:], strict=False)):
+        # The syntax tree does not show which columns get these names.
+        raise Refused("a list of columns after the name of a subquery is not accepted: write AS in its SELECT")
     if "PREWHERE" in words:
         raise Refused("PREWHERE is evaluated before the filter of a tenant: write WHERE")
     # The tree leaves out the expressions of a SHOW.

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from legato_ingest.query.sql_functions import allows, allows_table
 from legato_ingest.query.sql_text import Refused
 
-__all__ = ["check"]
+__all__ = ["check", "nodes"]
 
 _SELECTS = frozenset(("SelectWithUnionQuery", "SelectIntersectExceptQuery"))
 # These name their table in the root's own line, as "database table", not in a separate node.
@@ -49,7 +49,7 @@ def check(tree: str, *, of_one_tenant: bool = False) -> None:
     path: list[str] = []
     # How many nodes so far have the same parent, for each depth.
     seen: list[int] = []
-    for depth, node, rest in _nodes(tree):
+    for depth, node, rest in nodes(tree):
         if depth > len(path) or (depth == 0) != (not path):
             raise Refused("the statement's tree is not one tree")
         path[depth:] = [node]
@@ -61,8 +61,11 @@ def check(tree: str, *, of_one_tenant: bool = False) -> None:
         raise Refused("the statement is empty")
 
 
-def _nodes(tree: str) -> Iterator[tuple[int, str, str]]:
-    """(depth, kind, rest) of each line. Only ``\\n`` ends a line: literals hold other line breaks unescaped."""
+def nodes(tree: str) -> Iterator[tuple[int, str, str]]:
+    """Yield (depth, kind, rest) of each line of a printed tree. Raises ``Refused`` if a line cannot be read.
+
+    Only ``\\n`` ends a line: literals hold other line breaks unescaped.
+    """
     for line in tree.split("\n"):
         if line:
             match = _LINE.fullmatch(line)

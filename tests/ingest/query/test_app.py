@@ -244,7 +244,7 @@ class Slow:
     def __init__(self) -> None:
         self.go, self.asked = threading.Event(), threading.Semaphore(0)
 
-    def query_bytes(self, sql: str, params: Any = None, fmt: str = "TabSeparated", tenant: str = "*") -> bytes:
+    def query_bytes(self, sql: str, params: Any = None, fmt: str = "TabSeparated", tenant: str = "*", by_key: bool = False) -> bytes:
         """Return only when released."""
         self.asked.release()
         assert self.go.wait(10)
@@ -280,7 +280,7 @@ def test_a_query_that_waited_too_long_is_not_run() -> None:
     """Its client has probably left; the next ones have their turn sooner."""
     store, arrived = Slow(), threading.Semaphore(0)
 
-    def begin(stale_max_s: float) -> Callable[[], None]:
+    def begin(tenant: str, stale_max_s: float) -> Callable[[], None]:
         arrived.release()
         return lambda: None
 
@@ -301,7 +301,7 @@ def test_a_query_that_ended_the_process_of_the_store_is_not_run_again(store: Sto
     range_of, ran = "SELECT toDateTime({0}) AS at, {1}", list[str]()
 
     class Ended:
-        def query_bytes(self, sql: str, params: Any = None, fmt: str = "TabSeparated", tenant: str = "") -> bytes:
+        def query_bytes(self, sql: str, params: Any = None, fmt: str = "TabSeparated", tenant: str = "", by_key: bool = False) -> bytes:
             if "bad" in sql and "EXPLAIN" not in sql:
                 ran.append(sql)
                 raise QueryEnded("Code: 159. ended", 159)
@@ -329,7 +329,7 @@ class Counted(Slow):
         self.running = self.most = 0
         self.ended: QueryEnded | None = None
 
-    def query_bytes(self, sql: str, params: Any = None, fmt: str = "TabSeparated", tenant: str = "*") -> bytes:
+    def query_bytes(self, sql: str, params: Any = None, fmt: str = "TabSeparated", tenant: str = "*", by_key: bool = False) -> bytes:
         """Return only when released, or raise ``ended``."""
         if "number" not in sql or "formatQuery" in sql or "EXPLAIN" in sql:
             return store_reply(sql)
@@ -413,8 +413,8 @@ def test_a_query_asks_for_an_insert_when_it_arrives() -> None:
     """Also while it waits for its turn; it waits for the insert when it has its turn."""
     store, events = Slow(), list[str]()
 
-    def begin(stale_max_s: float) -> Callable[[], None]:
-        assert stale_max_s == 0
+    def begin(tenant: str, stale_max_s: float) -> Callable[[], None]:
+        assert (tenant, stale_max_s) == ("*", 0)
         events.append("asked")
         return lambda: events.append("waited")
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from helpers.platform.examples import examples
 from helpers.repo.statements import ESCAPES, READS
 from helpers.servers.reading import open_store, stream, streams_in
+from legato_ingest.definitions import ALL_TENANTS
 from legato_ingest.errors import StoreError, StoreRefused
 from legato_ingest.query.sql_guard import Guard, Refused, bound
 from legato_ingest.storage import Store
@@ -99,6 +100,28 @@ def test_a_cached_verdict_holds_for_other_values(store: Store, guard: Guard, tmp
     assert answer(store, guard, "SELECT {xs:Array(String)}", {"xs": Wire("['a','b']")}) == b"['a','b']\n"
 
 
+def test_the_key_is_decided_for_the_values_of_the_parameters(guard: Guard) -> None:
+    """The type of a CAST may be a parameter: a first value that keeps the key says nothing about the next one, also in a template."""
+    cast = "SELECT count() FROM stream_revs WHERE CAST(CAST(toInt64(start_time) + 7, {a:String}), {b:String}) > '2026-01-01 00:00:00'"
+    for text in (cast, f"{cast} AND start_time > toDateTime(5)"):
+        assert guard.check(text, {"a": Wire("Nullable(String)"), "b": Wire("Nullable(String)")}, "shop").by_key
+        assert not guard.check(text, {"a": Wire("DateTime64(0)"), "b": Wire("DateTime64(9)")}, "shop").by_key
+
+
+def test_a_tenant_cannot_see_what_another_one_asked(store: Store) -> None:
+    """A cached answer comes sooner. The same values of the same tenant are answered from the cache."""
+    calls = []
+
+    def run(sql: str, parameters: Mapping[str, Any], tenant: str) -> bytes:
+        calls.append(tenant)
+        return store.query_bytes(sql, parameters, "TabSeparatedRaw")
+
+    guard = Guard(run)
+    for tenant, value in (("shop", "5"), ("shop", "5"), ("bank", "5"), ("bank", "5"), ("bank", "6")):
+        guard.check("SELECT {x:String}, toDateTime(5)", {"x": Wire(value)}, tenant)
+    assert [tenant for tenant in calls if tenant != ALL_TENANTS] == ["shop"] * 2 + ["bank"] * 4
+
+
 def test_the_format_is_split_off(guard: Guard) -> None:
     """The FORMAT clause is returned separately, also with a keyword as its name; text that only looks like one stays."""
     cases = {
@@ -153,7 +176,7 @@ def test_the_cache_is_bounded_in_bytes(guard: Guard) -> None:
         guard.check(f"SELECT '{number}\U0001f600" + "\n" * 31_000 + "'", {})
         # The store's process gets a statement pickled, which keeps the text's UTF-8 beside the text.
         pickle.dumps(list(guard._cache))
-    kept = sum(sys.getsizeof(text) for text, _ in guard._cache)
+    kept = sum(sys.getsizeof(text) for text, _, _ in guard._cache)
     assert 2 * 2**20 < kept < 32 * 2**20 and len(guard._cache) < 200 and 0 < guard._cache_bytes <= 32 * 2**20
 
 

@@ -97,9 +97,9 @@ def test_no_statement_gets_the_verdict_of_another(engine: Engine, text: str, tmp
 
 PIECES = st.sampled_from(
     "SELECT|1|*|,|(|)|FROM|WHERE|t >=|AND|x|`y`|'s'|numbers(3)|streams|UNION ALL|INTO OUTFILE|file('x')|SETTINGS|readonly = 0|FORMAT|CSV|"
-    ";|--|/*|*/|$$|'|`|\"|\\|\n|BETWEEN|AS a|{p:UInt8}|900000000000000000|0xC7D713B49DA0000|-".split("|")
+    ";|--|/*|*/|$$|'|`|\"|\\|\n|BETWEEN|AS a|{p:UInt8}|900000000|4000000000000|0xC7D713B49DA0000|-".split("|")
 )
-NUMBERS = st.one_of(st.integers(0, 2 * 10**18), st.sampled_from([0, 60, 3600, 900_000_000_000_000_000, 900_000_000_000_000_001]))
+NUMBERS = st.one_of(st.integers(0, 2 * 10**18), st.sampled_from([0, 60, 3600, 900_000_000, 900_000_001, 4_000_000_000_000]))
 
 
 @examples(120, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -122,13 +122,22 @@ def test_one_key_one_verdict(engine: Engine, pieces: list[str], first: list[int]
 
 
 def test_only_the_macros_forms_are_generalized() -> None:
-    """Other functions' arguments, strings, names, decimals and numbers of 19 digits stay in the text."""
+    """Other functions' arguments, strings, names, decimals and numbers above the stand-ins stay in the text."""
     for place in PLACES:
         general = generalize(f"SELECT {place.format(15)}")
-        assert general is not None and general.numbers == ("15",) and "900000000000000000" in general.text
+        stand_in = "4000000000000" if "toDateTime" in place or "Milli" in place else "900000000"
+        assert general is not None and general.numbers == ("15",) and stand_in in general.text
     for place in CLOSE:
         assert generalize(f"SELECT {place.format(15)}") is None
-    for kept in ("toDateTime(1.5)", "toDateTime(007)", f"toDateTime({10**18})", "xtoDateTime(5)", "`toDateTime(5)`", '"toDateTime(5)"'):
+    for kept in (
+        "toDateTime(1.5)",
+        "toDateTime(007)",
+        "toDateTime(4000000000001)",
+        "INTERVAL 900000001 second",
+        "xtoDateTime(5)",
+        "`toDateTime(5)`",
+        '"toDateTime(5)"',
+    ):
         assert generalize(f"SELECT {kept}") is None
     assert generalize("SELECT " + ", ".join(["toDateTime(5)"] * 1_001)) is None
 
@@ -139,14 +148,20 @@ def test_a_template_is_filled_with_other_numbers() -> None:
     assert general is not None
     made = template(read(general.text), 2)
     assert made is not None and made.fill(("3", "4")).sql == "SELECT toDateTime(3), 4 % 3600"
-    turned = template(read("SELECT 900000000000000001, 900000000000000000"), 2)
+    turned = template(read("SELECT 900000001, 4000000000000"), 2)
     assert turned is not None and turned.fill(("3", "4")).sql == "SELECT 4, 3"
 
 
 def test_a_stand_in_that_is_not_one_number_makes_no_template() -> None:
     """One that is missing, repeated, or part of a string or a decimal."""
-    for sql in ("SELECT 1", "SELECT 900000000000000000, 900000000000000000", "SELECT '900000000000000000'", "SELECT 900000000000000000.5"):
+    for sql in ("SELECT 1", "SELECT 900000000, 4000000000000", "SELECT '900000000'", "SELECT 900000000.5"):
         assert template(read(sql), 1) is None
+
+
+def test_a_number_of_the_reader_is_not_taken_for_a_stand_in() -> None:
+    """ClickHouse leaves a comment out: the reader's number would be the only one that looks like the stand-in of the comment."""
+    assert generalize("SELECT 900000000 /* INTERVAL 5 second */") is None
+    assert generalize("SELECT 900000 /* INTERVAL 5 second */") is not None
 
 
 @pytest.mark.parametrize("quote", ["'", '"', "`"])

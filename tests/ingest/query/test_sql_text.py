@@ -27,11 +27,47 @@ def test_the_name_of_legatos_database_is_removed(text: str, expected: str) -> No
     assert read(text, "own").sql == expected
 
 
-@pytest.mark.parametrize("text", ["SELECT own.x FROM t AS own", "WITH own AS (SELECT 1) SELECT own.x FROM own", "SELECT (1, 2) AS `own`"])
-def test_an_alias_with_the_name_of_legatos_database_is_refused(text: str) -> None:
-    """Without the database, a column of this alias would be another one."""
-    with pytest.raises(Refused, match="the alias own"):
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELECT own.x FROM t AS own",
+        "WITH own AS (SELECT 1) SELECT own.x FROM own",
+        "SELECT (1, 2) AS `own`",
+        "SELECT arrayMap(own -> own.1, [(5, 6)])",
+        "SELECT arrayMap(`own_tenants` -> own_tenants.x, [(5, 6)])",
+        "SELECT own.1",
+    ],
+)
+def test_something_else_with_the_name_of_legatos_database_is_refused(text: str) -> None:
+    """Without the database, a column of this name would be another one."""
+    with pytest.raises(Refused, match="is the name of Legato's database"):
         read(text, "own")
+
+
+def test_the_database_of_the_views_may_be_named() -> None:
+    """It is the one that clients list for readers of one tenant."""
+    assert read("SELECT own_tenants.t.x FROM own_tenants.t", "own", of_one_tenant=True).sql == "SELECT t.x FROM t"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELECT count() FROM t FINAL, t AS b",
+        "SELECT count() FROM t AS b INNER JOIN own.t FINAL USING (x)",
+        "WITH t AS (SELECT 1) SELECT count() FROM t FINAL",
+        "WITH t_final AS (SELECT 1) SELECT count() FROM t AS a FINAL",
+    ],
+)
+def test_final_of_a_table_with_two_meanings_is_refused(text: str) -> None:
+    """ClickHouse would read the view with merged rows for the other one, too. With aliases, or for all tenants, it is clear."""
+    with pytest.raises(Refused, match="give it an alias"):
+        read(text, "own", of_one_tenant=True)
+    assert "FINAL" in read(text, "own").sql
+    clear = "SELECT count() AS t FROM t AS a FINAL, t AS b WHERE x IN (SELECT x FROM t FINAL WHERE y) UNION ALL SELECT 1 FROM t"
+    expected = (
+        "SELECT count() AS t FROM `t_final` AS a , t AS b WHERE x IN (SELECT x FROM `t_final` AS t WHERE y) UNION ALL SELECT 1 FROM t"
+    )
+    assert read(clear, "own", of_one_tenant=True).sql == expected
 
 
 @pytest.mark.parametrize(
@@ -68,6 +104,7 @@ def test_tokens_joined_are_the_text(text: str) -> None:
         ("SELECT 1 INTO OUTFILE 'x'", "writes a file"),
         ("SELECT 1 into outfile 'x'", "writes a file"),
         ("SELECT 1 FROM streams prewhere x", "before the filter of a tenant"),
+        ("WITH min(x) AS (SELECT 1) SELECT x FROM min", "write AS in its SELECT"),
         ("SELECT file('x')", "function file"),
         ("SELECT `file`('x')", "function file"),
         ("SHOW TABLES WHERE x", "without expressions"),
