@@ -16,6 +16,7 @@ from collections.abc import Generator
 from contextlib import ExitStack
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
@@ -31,6 +32,9 @@ os.environ.setdefault("LEGATO_OTLP_GRPC_PORT", "0")
 # to rewrite the assertions of all test modules.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+# A busy machine replies later than after httpx's five seconds. Each client copies this object.
+httpx._config.DEFAULT_TIMEOUT_CONFIG.read = 60.0
+
 SLOW_FOLDERS = ("collector", "demo", "docker", "e2e")
 BROWSER_FOLDER = "dashboards"
 LONGEST = ("test_pipeline.py", "test_compose_up.py", "test_crash.py", "test_shared_store.py")
@@ -41,6 +45,14 @@ settings.register_profile(
 )
 settings.register_profile("fuzz", derandomize=False, max_examples=1_000, deadline=None, print_blob=True, suppress_health_check=SLOW)
 settings.load_profile("ci")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def rollups_are_patient() -> None:
+    """A run of the rollups computes all that waits, however slow the machine is; tests of its limit set a shorter one."""
+    worker = sys.modules.get("legato_ingest.rollups.worker")
+    if worker is not None:
+        worker._OLD_S_MAX = 300.0  # type: ignore[attr-defined]
 
 
 def pytest_configure(config: pytest.Config) -> None:

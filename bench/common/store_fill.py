@@ -123,7 +123,7 @@ def fill(path: pathlib.Path, first: int, last: int, total: int, rng: random.Rand
         for every_s, metrics in _SAMPLED_EVERY_S.items():
             for day in range(DAYS):
                 store.command(_SAMPLES.format(day=day, every_s=every_s, metrics=metrics))
-        store.command("INSERT INTO attribution_runs SELECT '', now64(3) + INTERVAL 1 DAY, now64(3), 0, 0, 0")
+        store.command("INSERT INTO attribution_runs (until, ran_at) SELECT now64(3) + INTERVAL 1 DAY, now64(3)")
     _copy(store, first, last, total, begin_ns, step_ns)
     store.command(_VERDICTS)
     store.command(_REPLAYS)
@@ -143,7 +143,7 @@ def fill_history(path: pathlib.Path, streams: int) -> None:
     """The same streams as the past of a store that is in use: the workers continue after them."""
     fill(path, 0, streams, streams, random.Random(7))
     store = EmbeddedStore(path)
-    attributed = "INSERT INTO attribution_runs SELECT '', now64(3), now64(3), 0, 0, 0"
+    attributed = "INSERT INTO attribution_runs (until, ran_at) SELECT now64(3), now64(3)"
     for table, sql in (("attribution_runs", attributed), ("rollup_runs", _ROLLED.format(at="now64(3)"))):
         store.command(f"TRUNCATE TABLE {table}")
         store.command(sql)

@@ -1,10 +1,13 @@
 """The definitions that several rooms share: what is content, an error, a stall, a good stream, and which columns are dimensions.
 
 Each definition is written here once; docs/concepts.md explains it. The causes of stalls are in ``causes``. This module holds constants and
-pure functions on names; it imports nothing of Legato.
+pure functions on names and tenants; it imports nothing of Legato.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol, TypeVar
 
 __all__ = [
     "ALL_TENANTS",
@@ -28,6 +31,7 @@ __all__ = [
     "TOOL",
     "UNKNOWN_OUTCOME",
     "VANTAGES",
+    "by_tenant",
     "VERDICT_SCOPE",
     "counter_growth",
     "server_of",
@@ -76,6 +80,22 @@ VERDICT_SCOPE = "legato.verdicts"
 
 # The tenant of a token that reads the rows of all tenants.
 ALL_TENANTS = "*"
+
+
+class _OfTenant(Protocol):
+    @property
+    def tenant(self) -> str: ...
+
+
+_T = TypeVar("_T", bound=_OfTenant)
+
+
+def by_tenant(rows: Iterable[_T]) -> dict[str, list[_T]]:
+    """Return what each tenant has of these, in their order."""
+    found: dict[str, list[_T]] = {}
+    for each in rows:
+        found.setdefault(each.tenant, []).append(each)
+    return found
 
 
 def counter_growth(at: str = "recorded_at", first: str = "value", last: str = "value", within: str = "0.") -> str:

@@ -14,6 +14,7 @@ __all__ = [
     "Forbidden",
     "LegatoError",
     "Locked",
+    "MEMORY_LIMIT_EXCEEDED",
     "Overloaded",
     "QueryEnded",
     "SchemaError",
@@ -26,6 +27,10 @@ __all__ = [
     "TooLarge",
     "release",
 ]
+
+
+MEMORY_LIMIT_EXCEEDED = 241
+"""ClickHouse's code for a statement that needs more memory than its limit."""
 
 
 class LegatoError(Exception):

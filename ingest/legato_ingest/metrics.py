@@ -136,8 +136,8 @@ class Metrics:
         self.up.set(1)
         self.attribution_lag_seconds = Gauge(
             "legato_attribution_lag_seconds",
-            "Seconds between now and the time up to which received streams are attributed, the grace period included. "
-            "0 on an instance without the lease",
+            "Seconds between now and the time up to which received streams are attributed, the grace period included. Of several instances "
+            "on one server each shows its own part, and 0 without one",
             registry=kept,
         )
 

@@ -170,7 +170,7 @@ class PeriodicWorker(abc.ABC, Generic[Result]):
 
 
 def record_run(store: _RunLog, table: str, times_ms: Mapping[str, int], counts: Mapping[str, int], started: float) -> None:
-    """Write the row of a finished run: columns with times (Unix ms), columns with counts (UInt32), and since ``started`` (monotonic, s).
+    """Write the row of a finished run: columns with times (Unix ms), columns with counts, and since ``started`` (monotonic, s).
 
     Verifies the store first: what the run read may have come from a part that a full disk truncated. Then ``verify`` raises ``StoreError``,
     the run is not recorded, and the next one repeats it.
@@ -180,7 +180,7 @@ def record_run(store: _RunLog, table: str, times_ms: Mapping[str, int], counts: 
         "tenant": pa.array([""]),
         **{name: pa.array([value], moment) for name, value in times_ms.items()},
         "ran_at": pa.array([datetime.now(UTC)], moment),
-        **{name: pa.array([value], pa.uint32()) for name, value in counts.items()},
+        **{name: pa.array([value], pa.uint64()) for name, value in counts.items()},
         "seconds": pa.array([time.monotonic() - started], pa.float32()),
     }
     store.verify()

@@ -57,7 +57,7 @@ from legato_ingest.write.conversion_process import ConversionProcesses
 from legato_ingest.write.grpc_server import GrpcServer
 from legato_ingest.write.http2_refusal import protocol_class
 from legato_ingest.write.receiver import Receiver
-from legato_ingest.write.recovery import recover
+from legato_ingest.write.recovery import recover, trying_aside
 
 __all__ = ["serve"]
 
@@ -191,8 +191,7 @@ def _serve_store(settings: Settings, metrics: Metrics, store: Store, listeners: 
     reads, stopping = Reads(settings, store, metrics, committer.begin_settling), threading.Event()
     conversions = ConversionProcesses(BodyConverter.of(settings))
     receiver = Receiver(settings, committer, metrics, conversions.rows)
-    if log is not None:
-        recover(log, committer, receiver, metrics)
+    aside = recover(log, committer, receiver, metrics, stopping) if log is not None else iter(())
     # A separate handle: a health check waits for no insert, and no insert for a health check.
     probe = store.clone()
     unread = Shares(REPLY_BYTES_MAX)
@@ -213,7 +212,7 @@ def _serve_store(settings: Settings, metrics: Metrics, store: Store, listeners: 
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)
     sys.setswitchinterval(_SWITCH_S)
-    with workers.closing(committer), contextlib.closing(probe), contextlib.closing(conversions):
+    with workers.closing(committer), trying_aside(aside, stopping), contextlib.closing(probe), contextlib.closing(conversions):
         uvloop.run(_run(apps, listeners, receiver, conversions, store, settings, stopping))
 
 

@@ -96,7 +96,8 @@ def test_a_time_out_is_an_open_gap(endpoints: Endpoints) -> None:
         assert process.wait(30) == 0
     row = _await(lambda: _rows(endpoints, "timeout"))
     assert (row["outcome"], row["ended"]) == ("timeout", True)
-    assert 600_000 <= int(str(row["gap_open_us"])) < 900_000
+    # A busy machine raises the time-out later.
+    assert 600_000 <= int(str(row["gap_open_us"])) < 2_000_000
     assert row["gap_max_us"] == row["gap_open_us"]
     assert _await(lambda: _rows(endpoints, "timeout", "server"))["outcome"] == "client_cancel"
 

@@ -20,6 +20,7 @@ from legato_ingest.metrics import Metrics
 from legato_ingest.periodic import PeriodicWorker, always, record_run
 from legato_ingest.settings import Settings
 from legato_ingest.storage import Store
+from legato_ingest.storage.judged import judged_until_ms
 from legato_ingest.trace_export.delivery import Delivery
 from legato_ingest.trace_export.endpoint import Endpoint
 from legato_ingest.trace_export.replies import Failed, TryLater
@@ -96,7 +97,7 @@ class TraceExportWorker(PeriodicWorker[TraceExportResult]):
         since = self._since(settled, started)
         if self._progress_is_ahead(since, now):
             return TraceExportResult()
-        until = min(settled, self._judged_until())
+        until = min(settled, judged_until_ms(self._store))
         self._delivery.begin()
         try:
             self._export_all(since, until, started)
@@ -181,10 +182,6 @@ class TraceExportWorker(PeriodicWorker[TraceExportResult]):
             _log.error("a clock was ahead: stalls were exported up to %s, and none are until then", moment)
         self._is_ahead = is_ahead
         return is_ahead
-
-    def _judged_until(self) -> int:
-        """Return the time of receipt up to which all streams are judged."""
-        return int(self._store.select("SELECT toUnixTimestamp64Milli(max(until)) FROM attribution_runs")[0][0])
 
     def _record(self, until_ms: int, result: TraceExportResult, started: float) -> None:
         record_run(self._store, "trace_export_runs", {"until": until_ms}, {"streams": result.streams, "spans": result.spans}, started)
