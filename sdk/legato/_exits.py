@@ -21,6 +21,7 @@ from typing import Any
 
 from legato._errors import guard
 from legato._greenlets import is_loop
+from legato._wakeup import forget, watch
 
 __all__ = ["PATIENCE_S", "after_fork", "before_end", "renew"]
 
@@ -31,6 +32,7 @@ _close: Callable[[float], None] | None = None
 _ends_at: float | None = None
 _is_ending = False
 _is_fork = False
+_is_terminated = False
 _resets: list[Callable[[], None]] = []
 _locks_of = _thread.allocate_lock
 
@@ -81,8 +83,10 @@ def _is_multiprocessing_child() -> bool:
 def _handle_termination() -> None:
     """Handle SIGTERM, which ends a pool's workers as soon as their results have arrived; a handler of the application stays."""
     is_main = threading.current_thread() is threading.main_thread()
-    if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+    if is_main and signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, _terminated):
         signal.signal(signal.SIGTERM, _terminated)
+        with guard("signals"):
+            watch(signal.SIGTERM, lambda: _is_terminated)
 
 
 def _ending() -> None:
@@ -104,6 +108,8 @@ def _terminated(number: int, _: FrameType | None) -> None:
     So another thread sends the streams, and a signal that arrives while the process ends anyway does nothing. Where the main thread runs a
     loop of greenlets, a second signal ends the process at once.
     """
+    global _is_terminated
+    _is_terminated = True
     if _is_ending:
         return
     waits = not is_loop()
@@ -144,8 +150,9 @@ def _exit(status: int) -> None:
 
 
 def _forked() -> None:
-    global _close, _ends_at, _is_ending, _is_fork
-    _close, _ends_at, _is_ending, _is_fork = None, None, False, True
+    global _close, _ends_at, _is_ending, _is_fork, _is_terminated
+    _close, _ends_at, _is_ending, _is_fork, _is_terminated = None, None, False, True, False
+    forget()
 
 
 if hasattr(os, "register_at_fork"):

@@ -68,6 +68,36 @@ def test_children_end_as_they_did(way: str, printed: str) -> None:
     assert len(endpoint.streams) == (0 if way == "without_streams" else 2)
 
 
+WAITING = """
+import multiprocessing, signal, threading, time, legato
+legato.configure(%r)
+def wait(absent):
+    with legato.stream(model="m") as recorder: recorder.record(1)
+    other = threading.Thread(target=time.sleep, args=(60,), daemon=True)
+    other.start()
+    threading.Timer(1, signal.pthread_kill, (other.ident, signal.SIGTERM)).start()
+    absent.acquire()
+def start(absent):
+    with legato.stream(model="m") as recorder: recorder.record(1)
+    child = context.Process(target=wait, args=(absent,))
+    child.start(); child.join(); print(child.exitcode, flush=True)
+context = multiprocessing.get_context("fork")
+for target in (wait, start):
+    child = context.Process(target=target, args=(context.Semaphore(0),))
+    child.start(); child.join(); print(child.exitcode, flush=True)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="another thread receives the signal")
+def test_a_signal_that_does_not_interrupt_the_main_thread_ends_a_child() -> None:
+    """As one does that arrives just before a pool's worker waits for a task. Also in a child of a child, which leaves its parent alone."""
+    with receiver() as endpoint:
+        command = [sys.executable, "-c", WAITING % endpoint.url]
+        done = subprocess.run(command, env=ENVIRON, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.split() == [str(-signal.SIGTERM), str(-signal.SIGTERM), "0"], (done.stdout, done.stderr)
+    assert len(endpoint.streams) == 3
+
+
 ABSENT = """
 import multiprocessing, os, time, legato
 legato.configure("http://127.0.0.1:9")
