@@ -5,7 +5,7 @@ One statement reads rollups, exactly; the other reads streams of a sample of min
 
 from __future__ import annotations
 
-from dashboards.sides import picks, sides, streams_of
+from dashboards.sides import BEGAN, picks, sides, streams_of
 from dashboards.sql_fragments import DIMENSIONS
 
 __all__ = ["CHANGED", "REQUESTS"]
@@ -96,7 +96,7 @@ REQUESTS = f"""
                 (
                     SELECT tenant, trace_id, any(engine_id::String) AS served
                     FROM stream_revs
-                    WHERE engine_id != '' AND toStartOfMinute(start_time) IN ({_MINUTES})
+                    WHERE engine_id != '' AND {BEGAN} AND toStartOfMinute(start_time) IN ({_MINUTES})
                     GROUP BY tenant, trace_id
                 ) AS known USING (tenant, trace_id)
             )

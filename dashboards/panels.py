@@ -299,7 +299,7 @@ LIMIT 100"""
 # Intervals of five minutes in which 20 % or more of a service's streams were bad, and at least three.
 _BREACHES = f"""
 SELECT
-    toStartOfFiveMinutes(minute) AS time, toDateTime(toUnixTimestamp(time) + 300, 'UTC') AS timeEnd,
+    toStartOfFiveMinutes(minute) AS time, addMinutes(time, 5) AS timeEnd,
     concat('goodput ', service_name, ' ', vantage) AS title,
     concat(toString(round(100 * sum(good) / sum(judged), 1)), ' % of ', toString(sum(judged)), ' streams') AS text
 FROM stream_minutes FINAL

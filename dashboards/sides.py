@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dashboards.sql_fragments import chosen, chosen_last, every, filters, rolled
 
-__all__ = ["AUTOMATIC", "BY", "NAMES", "VALUES", "picks", "sides", "streams_of"]
+__all__ = ["AUTOMATIC", "BEGAN", "BY", "NAMES", "VALUES", "picks", "sides", "streams_of"]
 
 # The dimensions that rollups of streams and of stalls have; each is also the name of the variable that filters it.
 BY = {
@@ -30,9 +30,7 @@ NAMES = f"SELECT arrayJoin({_LISTED}) AS name"
 _BY_NAME = f"if(has({_LISTED}, {chosen_last('by')}), {chosen_last('by')}, 'release')"
 _LENGTH = "($__toTime - $__fromTime)"
 _LOW = f"if(by_name = 'time', $__fromTime - {_LENGTH}, $__fromTime)"
-# Each alternative is made of constants alone: for a time of a row plus a number a reader of one tenant may not use the primary key.
-_HOUR, _HOUR_BEFORE = (f"toStartOfHour({bound} + INTERVAL 3599 SECOND)" for bound in ("$__fromTime", f"$__fromTime - {_LENGTH}"))
-_HOURS = (f"if(by_name = 'time', {_HOUR_BEFORE}, {_HOUR})", _HOUR)
+_HOURS = tuple(f"toStartOfHour({bound} + INTERVAL 3599 SECOND)" for bound in (_LOW, "$__fromTime"))
 # Complete hours of either range. Only ranges over 6 hours use them, so that a short one has many parts in time, too.
 _WHOLE = f"""{_LENGTH} > 21600 AND (minute >= {_HOURS[0]} AND minute < toStartOfHour($__fromTime)
         OR minute >= {_HOURS[1]} AND minute < toStartOfHour($__toTime))"""
@@ -126,6 +124,10 @@ def sides(stem: str, alive: str, *, series: bool = False, minutes: bool = False)
 ARRAY JOIN {_SIDE} AS side"""
 
 
+BEGAN = f"start_time >= {_LOW} AND start_time < $__toTime + INTERVAL 1 MINUTE"
+"""The condition that a stream began in one of the two ranges. Needs the names of ``picks``."""
+
+
 def streams_of(minutes: str, columns: str) -> str:
     """Return a FROM clause: the streams of both sides that began in these minutes (a subquery), with ``side`` and ``value``."""
     part = f"if(toStartOfMinute(start_time) < $__fromTime, '{_BEFORE}', '{_NOW}')"
@@ -133,7 +135,7 @@ def streams_of(minutes: str, columns: str) -> str:
 (
     SELECT {columns}, {part} AS part, {_VALUE} AS value
     FROM streams
-    WHERE start_time >= {_LOW} AND start_time < $__toTime + INTERVAL 1 MINUTE AND toStartOfMinute(start_time) IN
+    WHERE {BEGAN} AND toStartOfMinute(start_time) IN
         (
             {minutes}
         )

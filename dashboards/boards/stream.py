@@ -18,23 +18,21 @@ _KEYS = f"""
             UNION ALL
             SELECT tenant, start_time, trace_id, span_id FROM stream_revs
             WHERE response_id = {chosen_text("stream")} AND response_id != ''"""
+# A scalar: from it ClickHouse knows what to read of tables that are sorted by the start of their streams, also for one tenant.
+_STARTED = f"""WITH
+    (SELECT (min(start_time), max(start_time)) FROM ({_KEYS})) AS starts"""
+_BY_START = "start_time >= starts.1 AND start_time <= starts.2"
 _STREAM = f"""
     SELECT *
     FROM streams
-    WHERE (tenant, start_time, trace_id, span_id) IN
+    WHERE {_BY_START} AND (tenant, start_time, trace_id, span_id) IN
         ({_KEYS}
         )
     ORDER BY start_time
     LIMIT 20"""
-# One scalar: ClickHouse evaluates a subquery that appears several times in a statement only once.
-_SPAN = f"(SELECT (min(start_time), max(addNanoseconds(start_time, duration_ns))) FROM ({_STREAM}))"
+_RAN = f"""{_STARTED},
+    (SELECT (min(start_time), max(addNanoseconds(start_time, duration_ns))) FROM ({_STREAM})) AS ran"""
 _ENGINE_OF = f"SELECT tenant, engine_id FROM ({_STREAM}) WHERE engine_id != ''"
-
-
-def later(after_us: str) -> str:
-    """Return the SQL of the time so many µs after a stream's start: of numbers, for which the primary key may be used (``key_use``)."""
-    return f"fromUnixTimestamp64Nano(toUnixTimestamp64Nano(start_time) + 1000 * ({after_us}), 'UTC')"
-
 
 # Also while a stream is chosen, so that the board leads from one stream to the next.
 WORST = f"""
@@ -49,7 +47,7 @@ WHERE $__timeFilter_ms(start_time) AND gap_max_us > 0 AND outcome != 'running'
     )
 ORDER BY gap_max_us DESC, stream, vantage
 LIMIT 20"""
-VANTAGES = f"""
+VANTAGES = f"""{_STARTED}
 SELECT
     vantage, service_name AS service, service_version AS release, model, provider, outcome, start_time AS started, ttfb_us / 1e6 AS "TTFB",
     ttft_us / 1e6 AS "TTFT", duration_ns / 1e9 AS duration, chunks, output_tokens AS tokens, gap_p50_us / 1e6 AS "gap p50",
@@ -58,47 +56,47 @@ SELECT
     response_id AS response, lower(hex(trace_id)) AS trace, emitter
 FROM ({_STREAM})
 ORDER BY indexOf({list(reversed(definitions.VANTAGES))}, vantage), started"""
-ARRIVALS = f"""
-SELECT {later("at")} AS time, vantage, bytes
+ARRIVALS = f"""{_STARTED}
+SELECT addMicroseconds(start_time, at) AS time, vantage, bytes
 FROM
 (
     SELECT start_time, vantage, arrayCumSum(dt_us) AS ats,
         arrayCumSum(if(empty(chunk_bytes), arrayMap(each -> 1, dt_us), chunk_bytes)) AS sums
     FROM ({_STREAM})
 )
-ARRAY JOIN ats AS at, arrayResize(sums, length(ats)) AS bytes
+ARRAY JOIN ats AS at, sums AS bytes
 ORDER BY time, vantage
 LIMIT 200000"""
-GAPS = f"""
-SELECT {later("at")} AS time, vantage, gap / 1e6 AS gap_s
+GAPS = f"""{_STARTED}
+SELECT addMicroseconds(start_time, at) AS time, vantage, gap / 1e6 AS gap_s
 FROM
 (
     SELECT
         start_time, vantage, arrayFilter((at, kind) -> kind IN {CONTENT_KINDS_SQL}, arrayMap(at -> toInt64(at), arrayCumSum(dt_us)),
-        arrayResize(chunk_kind, length(dt_us))) AS ats,
+        chunk_kind) AS ats,
         arrayDifference(ats) AS waited
     FROM ({_STREAM})
 )
-ARRAY JOIN ats AS at, arrayResize(waited, length(ats)) AS gap
+ARRAY JOIN ats AS at, waited AS gap
 ORDER BY time, vantage
 LIMIT 200000"""
-STEPS = f"""
+STEPS = f"""{_RAN}
 SELECT recorded_at AS time, engine_id AS engine, interval_us / 1e6 AS "step", interval_max_us / 1e6 AS "longest wait of a request"
 FROM engine_steps FINAL
-WHERE (tenant, engine_id) IN ({_ENGINE_OF}) AND recorded_at >= {_SPAN}.1 AND recorded_at <= {_SPAN}.2
+WHERE (tenant, engine_id) IN ({_ENGINE_OF}) AND recorded_at >= ran.1 AND recorded_at <= ran.2
 ORDER BY time, engine
 LIMIT 100000"""
-LOAD = f"""
+LOAD = f"""{_RAN}
 SELECT
     recorded_at AS time, engine_id AS engine, prefill_tokens AS "prefill tokens", running, waiting, preempted,
     kv_used_ppm / 1e6 AS "KV used"
 FROM engine_steps FINAL
-WHERE (tenant, engine_id) IN ({_ENGINE_OF}) AND recorded_at >= {_SPAN}.1 AND recorded_at <= {_SPAN}.2
+WHERE (tenant, engine_id) IN ({_ENGINE_OF}) AND recorded_at >= ran.1 AND recorded_at <= ran.2
 ORDER BY time, engine
 LIMIT 100000"""
-VERDICTS = f"""
+VERDICTS = f"""{_STARTED}
 SELECT
-    {later("gap_start_us")} AS "gap start", gap_us / 1e6 AS gap, excess_us / 1e6 AS "beyond healthy", cause, confidence,
+    addMicroseconds(start_time, gap_start_us) AS "gap start", gap_us / 1e6 AS gap, excess_us / 1e6 AS "beyond healthy", cause, confidence,
     arrayStringConcat(arrayMap((name, ns) -> concat(name, ' ', toString(round(ns / 1e6, 1)), ' ms'), mapKeys(parts), mapValues(parts)),
     ', ') AS parts,
     arrayStringConcat(arrayMap((name, value) -> concat(name, ' = ', toString(value)), mapKeys(evidence), mapValues(evidence)),
@@ -107,30 +105,30 @@ SELECT
     arrayStringConcat(missing, ', ') AS "missing vantages", error_us / 1e6 AS "within", culprit_step AS "root-cause step",
     arrayStringConcat(culprit_responses, ', ') AS culprits, engine_id AS engine
 FROM verdicts FINAL
-WHERE cause != 'base' AND (start_time, trace_id, span_id) IN (SELECT start_time, trace_id, span_id FROM ({_STREAM}))
+WHERE cause != 'base' AND {_BY_START}
+    AND (start_time, trace_id, span_id) IN (SELECT start_time, trace_id, span_id FROM ({_STREAM}))
 ORDER BY "gap start"
 LIMIT 500"""
-BUT_FOR = f"""
+BUT_FOR = f"""{_STARTED}
 SELECT
     cause, stalls AS "stalls as they were", stalls_min AS "left at least", stalls_max AS "left at most",
     stalled_us / 1e6 AS "stalled as it was",
     stalled_min_us / 1e6 AS "at least left", stalled_max_us / 1e6 AS "at most left"
 FROM replays FINAL
-WHERE (start_time, trace_id, span_id) IN (SELECT start_time, trace_id, span_id FROM ({_STREAM}))
-    AND judged_at = (SELECT max(judged_at) FROM verdicts FINAL WHERE (start_time, trace_id, span_id) IN
+WHERE {_BY_START} AND (start_time, trace_id, span_id) IN (SELECT start_time, trace_id, span_id FROM ({_STREAM}))
+    AND judged_at = (SELECT max(judged_at) FROM verdicts FINAL WHERE {_BY_START} AND (start_time, trace_id, span_id) IN
         (SELECT start_time, trace_id, span_id FROM ({_STREAM})))
 ORDER BY cause
 LIMIT 50"""
-SIMULTANEOUS = f"""
+SIMULTANEOUS = f"""{_RAN}
 SELECT
-    lower(hex(trace_id)) AS stream, {later("gap_start_us")} AS "gap start", gap_us / 1e6 AS gap, cause, confidence,
+    lower(hex(trace_id)) AS stream, addMicroseconds(start_time, gap_start_us) AS "gap start", gap_us / 1e6 AS gap, cause, confidence,
     engine_id AS engine
 FROM verdicts FINAL
-WHERE cause != 'base' AND (tenant, engine_id) IN ({_ENGINE_OF})
-    AND start_time >= fromUnixTimestamp64Nano(toUnixTimestamp64Nano({_SPAN}.1) - 300000000000)
-    AND start_time <= {_SPAN}.2
-    AND {later("gap_start_us")} <= {_SPAN}.2
-    AND {later("gap_start_us + gap_us")} >= {_SPAN}.1
+WHERE cause != 'base' AND (tenant, engine_id) IN ({_ENGINE_OF}) AND start_time >= ran.1 - INTERVAL 5 MINUTE
+    AND start_time <= ran.2
+    AND addMicroseconds(start_time, gap_start_us) <= ran.2
+    AND addMicroseconds(start_time, gap_start_us + gap_us) >= ran.1
     AND trace_id NOT IN (SELECT trace_id FROM ({_STREAM}))
 ORDER BY gap_us DESC, stream
 LIMIT 50"""

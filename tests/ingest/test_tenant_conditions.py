@@ -164,7 +164,7 @@ def test_functions_that_fail_on_values_are_refused(shared: Store, expression: st
 def test_no_column_of_a_tenants_reader_has_a_dictionary(store: Store) -> None:
     """Rows of all tenants share the dictionaries. The tables and columns are those of Legato."""
     columns = "SELECT table, name FROM system.columns WHERE database = "
-    merged = f"{columns}'default_tenants' AND NOT endsWith(table, '_final') ORDER BY table, position"
+    merged = f"{columns}'default_tenants' AND NOT match(table, '_(final|keyed)$') ORDER BY table, position"
     own, tenants = store.select(f"{columns}'default' ORDER BY table, position"), store.select(merged)
     assert own == tenants and len(own) > 300
     shown = "SELECT sum(position(type, 'LowCardinality')), count() > 300 FROM system.columns WHERE database = currentDatabase()"
@@ -174,7 +174,7 @@ def test_no_column_of_a_tenants_reader_has_a_dictionary(store: Store) -> None:
 def answer(store: Store, sql: str, tenant: str = "shop") -> str:
     """Return the result of a statement that the guard accepts."""
     statement = guard_of(store).check(sql, {}, tenant)
-    return store.query_bytes(statement.sql, tenant=tenant, by_key=statement.by_key).decode().strip()
+    return store.query_bytes(statement.sql, tenant=tenant).decode().strip()
 
 
 @pytest.mark.parametrize(
@@ -244,13 +244,23 @@ def test_no_index_skips_a_row_by_values_of_other_tenants(shared: Store, table: s
         "toDateTime64(if(tenant = 'bank', '2025-01-01 20:00:00', '2025-01-01 10:00:00'), 3, 'UTC') AS at)"
     )
     shared.command("OPTIMIZE TABLE stream_revs FINAL")
+    fails = f"SELECT count() FROM {table} WHERE throwIf(service_name != '') = 0 AND "
     failed = []
     for condition in (of_the_bank, of_none):
-        statement = f"SELECT count() FROM {table} WHERE throwIf(service_name != '') = 0 AND {condition}"
+        # This form is not found for the primary key, so each row of the shop is read.
         with pytest.raises(StoreError) as raised:
-            answer(shared, statement)
+            answer(shared, f"{fails} NOT (NOT ({condition}))")
         failed.append(str(raised.value))
     assert failed[0] == failed[1] and "395" in failed[0]
+    assert outcome(shared, fails + of_the_bank) == outcome(shared, fails + of_none)
+
+
+def outcome(store: Store, sql: str) -> str:
+    """Return the result of a statement, or how it fails."""
+    try:
+        return answer(store, sql)
+    except StoreError as error:
+        return str(error)
 
 
 @pytest.mark.parametrize(

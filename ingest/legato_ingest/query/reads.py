@@ -55,13 +55,8 @@ def compressed(work: Callable[[], Result]) -> Result:
 class QueryStore(Protocol):
     """The part of a store that readers use."""
 
-    def query_bytes(
-        self, sql: str, params: Any = None, fmt: str = "TabSeparated", tenant: str = ALL_TENANTS, by_key: bool = False
-    ) -> bytes:
-        """Return the result of a statement in a format, from a handle that cannot write and returns only this tenant's rows.
-
-        ``by_key``: a statement of one tenant may use the primary key.
-        """
+    def query_bytes(self, sql: str, params: Any = None, fmt: str = "TabSeparated", tenant: str = ALL_TENANTS) -> bytes:
+        """Return the result of a statement in a format, from a handle that cannot write and returns only this tenant's rows."""
         ...
 
 
@@ -86,7 +81,7 @@ class Reads:
         self._settings, self._metrics, self.store, self._begin_settling = settings, metrics, store, begin_settling
         own = settings.server.database if settings.server else "default"
         # The guard's statements read no table, so most statements of a tenant need one client.
-        self._guard = Guard(lambda sql, parameters, tenant: store.query_bytes(sql, parameters, "TabSeparatedRaw", tenant, True), own)
+        self._guard = Guard(lambda sql, parameters, tenant: store.query_bytes(sql, parameters, "TabSeparatedRaw", tenant), own)
         self._settling, self._running = anyio.CapacityLimiter(settings.queries_max), anyio.CapacityLimiter(settings.queries_max)
         # How many statements of each tenant run or wait; a tenant has half of the places that the others leave at most.
         self._admitted = Counter[str]()
@@ -183,7 +178,7 @@ class Reads:
             statement = self._guard.check(sql, parameters, tenant)
             chosen = statement.format or default_format
             check_format(chosen)
-            content = self.store.query_bytes(statement.sql, bound(statement, parameters), chosen, tenant, statement.by_key)
+            content = self.store.query_bytes(statement.sql, bound(statement, parameters), chosen, tenant)
             content = content if tenant == ALL_TENANTS else without_rows_before_limit(content, chosen)
         except QueryEnded as error:
             self._ended.ended(tenant, form, error.tenants, is_alone=error.is_alone)

@@ -13,33 +13,28 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import chain
 from threading import Lock
 from typing import Any
 
 from legato_ingest.definitions import ALL_TENANTS
 from legato_ingest.errors import StoreRefused
 from legato_ingest.query import sql_text, sql_tree
-from legato_ingest.query.key_functions import Kind, kind_of_type
-from legato_ingest.query.key_use import may_use_key
+from legato_ingest.query.key_ranges import KeyColumns, with_key
 from legato_ingest.query.sql_template import Generalized, Template, generalize, template
 from legato_ingest.query.sql_text import CanonicalText, Refused
+from legato_ingest.storage.tenant_views import FINAL_VIEW, Column, key_columns
 
 __all__ = ["Guard", "Parameters", "Refused", "bound"]
 
 Parameters = Mapping[str, Any]
 Run = Callable[[str, Parameters, str], bytes]
-# A statement's text, the tenant that reads, and the values of its parameters.
-_Key = tuple[str, str, tuple[tuple[str, str], ...]]
+# A statement's text, and the tenant that reads.
+_Key = tuple[str, str]
 
-_CACHE_MAX, _CACHE_BYTES_MAX = 1024, 32 * 2**20
+_CACHE_MAX, _CACHE_BYTES_MAX = 8192, 32 * 2**20
 _CACHED_TEXT_MAX = 32_768
 _TEXT_MAX = 262_144
-_COLUMNS = """
-SELECT name, arrayStringConcat(groupUniqArray(type), ' ')
-FROM system.columns
-WHERE database = currentDatabase()
-GROUP BY name"""
+_COLUMNS = "SELECT table, name, type, is_in_sorting_key FROM system.columns WHERE database = currentDatabase() ORDER BY table, position"
 # ClickHouse ends its syntax errors with the statement that the guard wrapped around the reader's.
 _WRAPPED_SCOPE = re.compile(r":? In scope SELECT formatQuerySingleLine\(.*\)\.? \((\w+)\)", re.DOTALL)
 
@@ -49,19 +44,20 @@ class Guard:
 
     ``own``: the database of Legato's tables. A statement may name it; the text to run does not (``sql_text.read``).
 
-    The last 1,024 accepted statements, of 32 MiB at most, are cached by their text, without the numbers of a Grafana time range
+    The last 8,192 accepted statements, of 32 MiB at most, are cached by their text, without the numbers of a Grafana time range
     (``sql_template``), so a dashboard's refresh costs no call of ``run``. Rejections are not cached: each is decided on the statement
     itself.
 
-    Whether a statement is accepted does not depend on the values of its parameters: they are values, never names. Whether it may use the
-    primary key does: a value may be the type of a CAST. So the entries of one tenant's readers hold for the same values alone, and
-    for the same tenant, because the time of the first answer would show which statements other tenants run. Only parameters that the
-    statement names are bound (``bound``), because a driver may format a parameter without a place in the text into the text instead.
+    Whether a statement is accepted does not depend on the values of its parameters: they are values, never names. The entries of one
+    tenant's readers hold for that tenant alone, because the time of the first answer would show which statements other tenants run. The
+    tables of such a reader are read by their primary key where it is certain what the statement asks for (``key_ranges``). Only
+    parameters that the statement names are bound (``bound``), because a driver may format a parameter without a place in the text into
+    the text instead.
     """
 
     def __init__(self, run: Run, own: str = "default") -> None:
         self._run, self._own = run, own
-        self._columns: Mapping[str, Kind] = {}
+        self._columns: tuple[KeyColumns, frozenset[str]] = {}, frozenset()
         # None: this text with stand-ins has no template; statements of this form are cached by their full text.
         # With the size of each entry when it was added: a text grows when its UTF-8 is asked for.
         self._cache: OrderedDict[_Key, tuple[CanonicalText | Template | None, int]] = OrderedDict()
@@ -75,22 +71,23 @@ class Guard:
             found = self._template(general, parameters, tenant)
             if found is not None:
                 return found.fill(general.numbers)
-        key = _key(text, parameters, tenant)
+        key = text, tenant
         cached = self._cached(key)
         if isinstance(cached, CanonicalText):
             return cached
-        statement = self._judge(text, parameters, tenant)
+        statement = self._with_key(self._judge(text, parameters, tenant), tenant)
         self._keep(key, statement)
         return statement
 
     def _template(self, general: Generalized, parameters: Parameters, tenant: str) -> Template | None:
         """The template of a statement with stand-ins; None when it has none, or is rejected in this form."""
-        key = _key(general.text, parameters, tenant)
+        key = general.text, tenant
         cached = self._cached(key)
         if cached is not _MISSING:
             return cached if isinstance(cached, Template) else None
         try:
-            found = template(self._judge(general.text, parameters, tenant), len(general.numbers))
+            statement = self._judge(general.text, parameters, tenant)
+            found = template(statement, self._with_key(statement, tenant), len(general.numbers))
         except StoreRefused:
             # The statement itself is checked next: its error names its own numbers.
             return None
@@ -105,7 +102,7 @@ class Guard:
             return self._cache[key][0]
 
     def _keep(self, key: _Key, value: CanonicalText | Template | None) -> None:
-        if sum(map(len, _texts(key))) > _CACHED_TEXT_MAX:
+        if sum(map(len, key)) > _CACHED_TEXT_MAX:
             return
         with self._lock:
             size = _size_bytes(key, value)
@@ -124,16 +121,22 @@ class Guard:
         # The store appends a FORMAT. It is one more name in the tree, and keeps the statement's end from being read as anything else.
         tree = self._run(f"EXPLAIN AST {statement.sql}", bound(statement, parameters), tenant).decode("utf-8", "replace")
         sql_tree.check(tree, of_one_tenant=of_one_tenant)
-        if not of_one_tenant:
-            return statement
-        return replace(statement, by_key=may_use_key(tree, self._kinds_of_columns(), statement.subqueries))
+        return statement
 
-    def _kinds_of_columns(self) -> Mapping[str, Kind]:
-        """The kinds of the columns of Legato's tables, which no migration changes; a new column is not known until the next start."""
-        if not self._columns:
-            rows = self._run(_COLUMNS, {}, ALL_TENANTS).decode().splitlines()
-            self._columns = {name: kind_of_type(types) for name, _, types in (row.partition("\t") for row in rows)}
-        return self._columns
+    def _with_key(self, statement: CanonicalText, tenant: str) -> CanonicalText:
+        """The statement as it is run for a tenant."""
+        if tenant == ALL_TENANTS:
+            return statement
+        if not self._columns[0]:
+            self._columns = self._read_columns()
+        return replace(statement, sql=with_key(statement.sql, *self._columns, statement.subqueries))
+
+    def _read_columns(self) -> tuple[KeyColumns, frozenset[str]]:
+        """The columns that may be of a primary key, with their types, and all names. A table that is made later is not known."""
+        rows = [row.split("\t") for row in self._run(_COLUMNS, {}, ALL_TENANTS).decode().splitlines()]
+        columns = [Column(table, "", name, type_name, "", is_in_key) for table, name, type_name, is_in_key in rows]
+        found = key_columns(columns)
+        return found | {f"{table}{FINAL_VIEW}": of_table for table, of_table in found.items()}, frozenset(column.name for column in columns)
 
     def _canonical(self, text: str, tenant: str) -> str:
         """The statement in one line. The parser rejects several statements, and text after an unmatched parenthesis."""
@@ -147,20 +150,10 @@ class Guard:
 _MISSING = object()
 
 
-def _key(text: str, parameters: Parameters, tenant: str) -> _Key:
-    values = sorted((name, str(value)) for name, value in parameters.items()) if tenant != ALL_TENANTS else ()
-    return text, tenant, tuple(values)
-
-
-def _texts(key: _Key) -> list[str]:
-    """Return all texts of a key."""
-    return [*key[:2], *chain(*key[2])]
-
-
 def _size_bytes(key: _Key, value: CanonicalText | Template | None) -> int:
     """Return the memory of an entry of the cache."""
     statement = value.checked if isinstance(value, Template) else value
-    texts = (*_texts(key), *((statement.sql,) if statement is not None else ()), *(value.pieces if isinstance(value, Template) else ()))
+    texts = (*key, *((statement.sql,) if statement is not None else ()), *(value.pieces if isinstance(value, Template) else ()))
     names = (*statement.parameters, *statement.subqueries) if statement is not None else ()
     # Twice for the UTF-8 of a text, which may be kept beside it.
     return 2 * sum(map(sys.getsizeof, (*texts, *names)))

@@ -18,8 +18,7 @@ from legato_ingest.query.sql_text import CanonicalText, tokens
 __all__ = ["Generalized", "Template", "generalize", "template"]
 
 # Decimal integers: ClickHouse reads them as a UInt64 and prints them with the same digits. A moment is below 4 * 10^12, and another number
-# below 9 * 10^8, which is less than their stand-ins: what is near enough for the primary key (``key_constants``) with the stand-in is near
-# with the number.
+# below 9 * 10^8, which is less than their stand-ins.
 _MOMENT, _NUMBER = r"(?:0|[1-9][0-9]{0,11}|[1-3][0-9]{12})(?![\w.])", r"(?:0|[1-9][0-9]{0,7}|[1-8][0-9]{8})(?![\w.])"
 # The macros' forms: toDateTime(N), fromUnixTimestamp64Milli(N), INTERVAL N second, and the interval in seconds as Legato's panels use it.
 # A literal without an end goes on to the end of the text: otherwise each of its quotes would be tried as the begin of another one.
@@ -85,12 +84,18 @@ def generalize(text: str) -> Generalized | None:
     return Generalized("".join((*parts, text[end:])), tuple(numbers))
 
 
-def template(checked: CanonicalText, stand_ins: int) -> Template | None:
-    """Cut a checked statement at its stand-ins; None unless each of them is exactly one number of the canonical text.
+def template(checked: CanonicalText, run: CanonicalText, stand_ins: int) -> Template | None:
+    """Cut the text that is run at its stand-ins; None unless each of them is exactly one number of the checked text.
 
     A stand-in that ClickHouse read as part of a comment, a string or a name is not there as a number. One that the statement held already,
-    or that ClickHouse repeats, is there twice.
+    or that ClickHouse repeats, is there twice. ``run`` may repeat each of them: the conditions for the primary key do.
     """
+    if sorted(_cut(checked, stand_ins).order) != list(range(stand_ins)):
+        return None
+    return _cut(run, stand_ins)
+
+
+def _cut(checked: CanonicalText, stand_ins: int) -> Template:
     expected = {str(first + index): index for index in range(stand_ins) for first in (_STAND_IN_MOMENT, _STAND_IN)}
     pieces, order = [""], []
     for kind, text in tokens(checked.sql):
@@ -99,6 +104,4 @@ def template(checked: CanonicalText, stand_ins: int) -> Template | None:
             pieces.append("")
         else:
             pieces[-1] += text
-    if sorted(order) != list(range(stand_ins)):
-        return None
     return Template(checked, tuple(pieces), tuple(order))

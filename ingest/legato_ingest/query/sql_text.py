@@ -13,9 +13,12 @@ from dataclasses import dataclass
 
 from legato_ingest.errors import StoreRefused
 from legato_ingest.query.sql_functions import allows, allows_table
-from legato_ingest.storage.tenant_views import FINAL_VIEW, database_of
+from legato_ingest.storage.tenant_views import FINAL_VIEW, KEY_COLUMN, KEYED_VIEW, database_of
 
-__all__ = ["CanonicalText", "Refused", "check_format", "read", "tokens"]
+__all__ = ["CanonicalText", "Refused", "Token", "check_format", "read", "tokens"]
+
+# The kind and the text.
+Token = tuple[str, str]
 
 ACCESS_DENIED = 497
 
@@ -50,15 +53,13 @@ class Refused(StoreRefused):
 class CanonicalText:
     """A statement's canonical text without its FORMAT clause, the format that the clause names, and the names of its parameters.
 
-    ``subqueries``: the names that WITH gives to subqueries, which the syntax tree leaves out. ``by_key``: a reader of one tenant may use
-    the primary key for it (``key_use``).
+    ``subqueries``: the names that WITH gives to subqueries, which the syntax tree leaves out.
     """
 
     sql: str
     format: str | None
     parameters: frozenset[str]
     subqueries: frozenset[str] = frozenset()
-    by_key: bool = False
 
 
 def read(canonical: str, own: str = "default", *, of_one_tenant: bool = False) -> CanonicalText:
@@ -74,6 +75,7 @@ def read(canonical: str, own: str = "default", *, of_one_tenant: bool = False) -
     found_tokens = _without_own(tokens(sql), (own, database_of(own)))
     if of_one_tenant:
         found_tokens = _with_final_views(found_tokens)
+        _check_names(found_tokens)
     _check_calls(found_tokens)
     _check_words(found_tokens)
     names = frozenset(text[1:].partition(":")[0] for kind, text in found_tokens if kind == "parameter")
@@ -81,7 +83,7 @@ def read(canonical: str, own: str = "default", *, of_one_tenant: bool = False) -
     return CanonicalText("".join(text for _, text in found_tokens), chosen, names, named)
 
 
-def _subqueries(words: list[tuple[str, str]]) -> frozenset[str]:
+def _subqueries(words: list[Token]) -> frozenset[str]:
     """Return the names that WITH gives to subqueries. ``words``: the tokens without spaces."""
     return frozenset(text.strip("`") for at, (kind, text) in enumerate(words) if kind in _NAMES and words[at + 1 : at + 3] == [_AS, _OPEN])
 
@@ -92,7 +94,7 @@ def check_format(name: str) -> None:
         raise Refused(f"the format {name} is not accepted; use it without the progress")
 
 
-def tokens(sql: str) -> list[tuple[str, str]]:
+def tokens(sql: str) -> list[Token]:
     """Return the tokens of a canonical text as (kind, text); their texts joined are the text. Raises ``Refused``."""
     found, at = [], 0
     while at < len(sql):
@@ -110,7 +112,7 @@ def tokens(sql: str) -> list[tuple[str, str]]:
     return found
 
 
-def _without_own(found: list[tuple[str, str]], own: tuple[str, ...]) -> list[tuple[str, str]]:
+def _without_own(found: list[Token], own: tuple[str, ...]) -> list[Token]:
     """Return the tokens without ``own.`` at the beginning of a name. Raises ``Refused`` if ``own`` also names something else."""
     before, after = [("", ""), *found], [*found[1:], ("", ""), ("", "")]
     names = [at for at, (kind, text) in enumerate(found) if kind in _NAMES and text.strip("`") in own]
@@ -122,7 +124,7 @@ def _without_own(found: list[tuple[str, str]], own: tuple[str, ...]) -> list[tup
     return [token for at, token in enumerate(found) if at not in dropped]
 
 
-def _with_final_views(found: list[tuple[str, str]]) -> list[tuple[str, str]]:
+def _with_final_views(found: list[Token]) -> list[Token]:
     """Return the tokens with ``table_final AS name`` for each ``table FINAL`` and ``table AS name FINAL``."""
     out = list(found)
     places = [at for at, (kind, _) in enumerate(found) if kind != "space"]
@@ -146,7 +148,7 @@ def _with_final_views(found: list[tuple[str, str]]) -> list[tuple[str, str]]:
 _Uses = tuple[dict[int, tuple[int, int]], Counter[tuple[tuple[int, int], str]], frozenset[str]]
 
 
-def _uses(words: list[tuple[str, str]]) -> _Uses:
+def _uses(words: list[Token]) -> _Uses:
     """Read all tokens once. A FROM is known by its parentheses and its SELECT within them."""
     selects, open_at = Counter[int](), [0]
     lists: dict[int, tuple[int, int]] = {}
@@ -184,7 +186,15 @@ def _check_parameter(match: re.Match[str]) -> None:
         raise Refused(f"parameters of the type {kind} are not accepted; bind values only")
 
 
-def _check_calls(found: list[tuple[str, str]]) -> None:
+def _check_names(found: list[Token]) -> None:
+    """Only ``key_ranges`` names the views with the columns of the primary key, and these columns."""
+    for kind, text in found:
+        name = text.strip("`") if kind in _NAMES else ""
+        if name.endswith(KEYED_VIEW) or KEY_COLUMN in name:
+            raise Refused(f"the name {text} is not accepted")
+
+
+def _check_calls(found: list[Token]) -> None:
     """Every name before a parenthesis must be an allowed function, at any place in the statement."""
     for (kind, text), (_, after) in zip(found, found[1:], strict=False):
         if kind in ("word", "quoted") and after == "(":
@@ -193,7 +203,7 @@ def _check_calls(found: list[tuple[str, str]]) -> None:
                 raise Refused(f"the function {name} is not allowed")
 
 
-def _check_words(found: list[tuple[str, str]]) -> None:
+def _check_words(found: list[Token]) -> None:
     if any((a, b) in (("-", "-"), ("/", "*")) for (_, a), (_, b) in zip(found, found[1:], strict=False)):
         raise Refused("two signs together start a comment")
     words = [text.upper() for kind, text in found if kind != "space"]

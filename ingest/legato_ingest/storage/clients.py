@@ -52,9 +52,9 @@ _TENANT_SETTINGS: Mapping[str, int] = {
     "optimize_move_to_prewhere": 0,
     "query_plan_merge_filters": 0,
     "enable_join_runtime_filters": 0,
-    "use_variant_as_common_type": 0,  # `query.key_use` gives each column of a UNION one kind.
     "output_format_write_statistics": 0,
-    # What is skipped by values of all tenants shows them: a condition that fails on the own rows does not fail then. See ``_WITHOUT_KEY``.
+    # What is skipped by values of all tenants shows them: a condition that fails on the own rows does not fail then. For the primary key
+    # see ``tenant_views``.
     "use_skip_indexes": 0,
     "use_partition_pruning": 0,
     "use_partition_minmax_for_primary_key_pruning": 0,
@@ -65,25 +65,27 @@ _TENANT_SETTINGS: Mapping[str, int] = {
     "use_statistics_for_min_max_aggregation": 0,
     "use_hash_table_stats_for_join_reordering": 0,
 }
-# For statements that may fail on the value of a key: a granule may have rows of two tenants (``query.key_use``).
-_WITHOUT_KEY: Mapping[str, int] = {"use_primary_key": 0}
 _KNOWN_SETTINGS = "SELECT name FROM system.settings WHERE name IN ({names})"
 # Idle reading clients over all tenants. Each takes about 1 MB.
 _IDLE_READERS_MAX = 16
 _TENANT_COLUMNS = "SELECT table, max(name = 'tenant') FROM system.columns WHERE database IN ({databases}) GROUP BY table"
 _VIEWS = "SELECT name FROM system.tables WHERE database = {own} AND engine = 'View'"
-_VIEWS_STATE = "SELECT count(), max(metadata_modification_time), sum(cityHash64(name)) FROM system.tables WHERE database = {tenants}"
+# A reader sees no views with the key.
+_IS_SHOWN = f"NOT endsWith({{name}}, '{tenant_views.KEYED_VIEW}')"
+_VIEWS_STATE = (
+    "SELECT count(), max(metadata_modification_time), sum(cityHash64(name)) FROM system.tables WHERE database = {tenants} AND "
+    + _IS_SHOWN.format(name="name")
+)
 # These show dates over the rows of all tenants, and the disk that the tenants share.
 _SYSTEM_TABLES = ("system.disks", "system.parts", "system.parts_columns")
 # These show numbers of rows and sizes, also of single columns with names of all tenants in their dictionaries.
-_SIZED_TABLES = ("system.columns", "system.data_skipping_indices", "system.tables")
+_SIZED_TABLES = {"system.columns": "table", "system.data_skipping_indices": "table", "system.tables": "name"}
 _OBJECTIVES = "objectives"
+_ENDS = (tenant_views.FINAL_VIEW, tenant_views.KEYED_VIEW)
 _CLOSED = "the store is closed"
 _CHANGED = "the tables of the store have changed meanwhile: send the query again"
 # With a client from the pool, and with a new one after the tables changed.
 _TRIES = 2
-# A tenant, and whether its statements may use the primary key.
-_Key = tuple[str, bool]
 _UNKNOWN_DATABASE = 81
 
 
@@ -95,7 +97,7 @@ class ClientStore(ABC):
         self._databases = f"{literal(self._database)}, {literal(self._tenant_database)}"
         self._state_sql = _VIEWS_STATE.format(tenants=literal(self._tenant_database))
         self._read_limits = dict(read_limits or {})
-        self._readers: OrderedDict[_Key, list[Client]] = OrderedDict()
+        self._readers: OrderedDict[str, list[Client]] = OrderedDict()
         self._reading_lock = threading.Lock()
         # By id of a reading client: the state of the tables when the client's row filters were made.
         self._filtered: dict[int, tuple[Any, ...]] = {}
@@ -152,11 +154,10 @@ class ClientStore(ABC):
         params: Mapping[str, str] | None = None,
         fmt: str = "TabSeparated",
         tenant: str = ALL_TENANTS,
-        by_key: bool = False,
     ) -> bytes:
         """Return the result of a reader's query in a ClickHouse format, limited to the rows of ``tenant``."""
         for _ in range(_TRIES):
-            with self._reader(tenant, by_key) as reader:
+            with self._reader(tenant) as reader:
                 content = self._result(reader, sql, params, fmt, tenant)
                 is_filtered = tenant == ALL_TENANTS or self._is_filtered(reader)
             if is_filtered:
@@ -218,31 +219,30 @@ class ClientStore(ABC):
                 raise
 
     @contextmanager
-    def _reader(self, tenant: str, by_key: bool) -> Iterator[Client]:
+    def _reader(self, tenant: str) -> Iterator[Client]:
         """A reading client of this tenant, from the pool or new."""
         if not self._reading:
             raise StoreUnavailable("the server is stopping")
-        key = tenant, by_key or tenant == ALL_TENANTS
         with self._reading_lock:
-            idle = self._readers.pop(key, [])
+            idle = self._readers.pop(tenant, [])
             reader = idle.pop() if idle else None
-            self._readers |= {key: idle} if idle else {}
+            self._readers |= {tenant: idle} if idle else {}
         if reader is None:
-            reader = self._open_reader(tenant, self._reader_settings(tenant, by_key))
+            reader = self._open_reader(tenant, self._reader_settings(tenant))
         try:
             yield reader
         except BaseException:
             # For the same reason as in `_write`.
             self._drop(reader)
             raise
-        for unwanted in self._keep(key, reader):
+        for unwanted in self._keep(tenant, reader):
             self._drop(unwanted)
 
-    def _keep(self, key: _Key, reader: Client) -> list[Client]:
+    def _keep(self, tenant: str, reader: Client) -> list[Client]:
         """Put a client into the pool. Return the clients that are too many now, of the tenants that queried least recently."""
         with self._reading_lock:
-            self._readers.setdefault(key, []).append(reader)
-            self._readers.move_to_end(key)
+            self._readers.setdefault(tenant, []).append(reader)
+            self._readers.move_to_end(tenant)
             unwanted = []
             while sum(map(len, self._readers.values())) > _IDLE_READERS_MAX:
                 oldest = next(iter(self._readers))
@@ -264,16 +264,15 @@ class ClientStore(ABC):
         with translated():
             return tuple(reader.query(self._state_sql).result_rows[0]) == self._filtered.get(id(reader))
 
-    def _reader_settings(self, tenant: str, by_key: bool) -> dict[str, int | str]:
+    def _reader_settings(self, tenant: str) -> dict[str, int | str]:
         """Return the settings of a tenant's reader, without its row filters."""
         if tenant == ALL_TENANTS:
             return dict(self._read_limits)
         if not self._known_settings:
-            names = ", ".join(map(literal, (*_TENANT_SETTINGS, *_WITHOUT_KEY)))
+            names = ", ".join(map(literal, _TENANT_SETTINGS))
             self._known_settings = frozenset(str(name) for (name,) in self.select(_KNOWN_SETTINGS.format(names=names)))
-        wanted = {**_TENANT_SETTINGS, **({} if by_key else _WITHOUT_KEY)}
         # A version of ClickHouse without a setting has nothing that the setting turns off.
-        return {**self._read_limits, **{name: value for name, value in wanted.items() if name in self._known_settings}}
+        return {**self._read_limits, **{name: value for name, value in _TENANT_SETTINGS.items() if name in self._known_settings}}
 
     def _tables_to_filter(self, state: tuple[Any, ...]) -> dict[str, bool]:
         """Return Legato's tables in this state, and whether each has a tenant.
@@ -285,7 +284,7 @@ class ClientStore(ABC):
             return known
         views = {str(name) for (name,) in self.select(_VIEWS.format(own=literal(self._database)))}
         columns = self.select(_TENANT_COLUMNS.format(databases=self._databases))
-        tables = {str(table): bool(has) for table, has in columns if not str(table).endswith(tenant_views.FINAL_VIEW)}
+        tables = {str(table): bool(has) for table, has in columns if not str(table).endswith(_ENDS)}
         found = {table: has for table, has in tables.items() if table not in views}
         self._filtered_tables = state, found
         return found
@@ -294,7 +293,9 @@ class ClientStore(ABC):
         """Return the value of ``additional_table_filters``: a tenant sees its own rows, and none of a table without tenants."""
         own = f"tenant = {quoted(tenant)}"
         # A rule applies to aliases, too, and the first one counts.
-        rules = dict.fromkeys(_SYSTEM_TABLES, "0") | dict.fromkeys(_SIZED_TABLES, f"database != {quoted(self._database)}")
+        rules = dict.fromkeys(_SYSTEM_TABLES, "0") | {
+            table: f"database != {quoted(self._database)} AND {_IS_SHOWN.format(name=name)}" for table, name in _SIZED_TABLES.items()
+        }
         rules |= {f"{self._database}.{table}": own if has_tenant else "0" for table, has_tenant in tables.items()}
         # A tenant also sees the objectives of all tenants: they apply to its streams.
         rules[f"{self._database}.{_OBJECTIVES}"] = f"tenant IN ({quoted(tenant)}, {quoted(ALL_TENANTS)})"

@@ -63,12 +63,11 @@ class ProcessStore:
         params: Mapping[str, str] | None = None,
         fmt: str = "TabSeparated",
         tenant: str = ALL_TENANTS,
-        by_key: bool = False,
     ) -> bytes:
         """Return the result of a reader's query in a ClickHouse format, limited to the rows of ``tenant``."""
         if not self._reading:
             raise StoreUnavailable("the server is stopping")
-        content: bytes = self._process.read(self._handle, tenant, "query_bytes", sql, dict(params or {}), fmt, tenant, by_key)
+        content: bytes = self._process.read(self._handle, tenant, "query_bytes", sql, dict(params or {}), fmt, tenant)
         return content
 
     def end_reads(self) -> None:

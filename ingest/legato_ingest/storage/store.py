@@ -59,12 +59,10 @@ class Store(Protocol):
         params: Mapping[str, str] | None = None,
         fmt: str = "TabSeparated",
         tenant: str = ALL_TENANTS,
-        by_key: bool = False,
     ) -> bytes:
         """Return the result of a reader's query in a ClickHouse format, limited to the rows of ``tenant``.
 
         ``sql`` has no FORMAT clause and was accepted by the SQL guard: the tenant's filter applies to the tables that the guard allows.
-        ``by_key``: the guard found that a statement of one tenant may use the primary key; others read all rows of their tables.
         """
         ...
 

@@ -244,10 +244,12 @@ class Slow:
     def __init__(self) -> None:
         self.go, self.asked = threading.Event(), threading.Semaphore(0)
 
-    def query_bytes(self, sql: str, params: Any = None, fmt: str = "TabSeparated", tenant: str = "*", by_key: bool = False) -> bytes:
+    def query_bytes(self, sql: str, params: Any = None, fmt: str = "TabSeparated", tenant: str = "*") -> bytes:
         """Return only when released."""
         self.asked.release()
         assert self.go.wait(10)
+        if "system.columns" in sql:
+            return store_reply(sql)
         return b"SELECT 1\n" if "formatQuery" in sql else b"SelectWithUnionQuery\n" if "EXPLAIN" in sql else b"UTC\n"
 
 
@@ -301,7 +303,7 @@ def test_a_query_that_ended_the_process_of_the_store_is_not_run_again(store: Sto
     range_of, ran = "SELECT toDateTime({0}) AS at, {1}", list[str]()
 
     class Ended:
-        def query_bytes(self, sql: str, params: Any = None, fmt: str = "TabSeparated", tenant: str = "", by_key: bool = False) -> bytes:
+        def query_bytes(self, sql: str, params: Any = None, fmt: str = "TabSeparated", tenant: str = "") -> bytes:
             if "bad" in sql and "EXPLAIN" not in sql:
                 ran.append(sql)
                 raise QueryEnded("Code: 159. ended", 159)
@@ -329,7 +331,7 @@ class Counted(Slow):
         self.running = self.most = 0
         self.ended: QueryEnded | None = None
 
-    def query_bytes(self, sql: str, params: Any = None, fmt: str = "TabSeparated", tenant: str = "*", by_key: bool = False) -> bytes:
+    def query_bytes(self, sql: str, params: Any = None, fmt: str = "TabSeparated", tenant: str = "*") -> bytes:
         """Return only when released, or raise ``ended``."""
         if "number" not in sql or "formatQuery" in sql or "EXPLAIN" in sql:
             return store_reply(sql)
@@ -345,6 +347,8 @@ class Counted(Slow):
 
 def store_reply(sql: str) -> bytes:
     """Return what the guard asks for before a statement runs."""
+    if "system.columns" in sql:
+        return b"streams\tstart_time\tDateTime64(9)\t1\n"
     return b"SELECT number\n" if "formatQuery" in sql else b"SelectWithUnionQuery\n" if "EXPLAIN" in sql else b"UTC\n"
 
 

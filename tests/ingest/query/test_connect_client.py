@@ -165,7 +165,7 @@ class Held:
     def __init__(self, store: Store) -> None:
         self._store, self.go = store, threading.Event()
 
-    def query_bytes(self, sql: str, params: Any = None, fmt: str = "TabSeparated", tenant: str = "*", by_key: bool = False) -> bytes:
+    def query_bytes(self, sql: str, params: Any = None, fmt: str = "TabSeparated", tenant: str = "*") -> bytes:
         """Return the store's result after the wait."""
         assert "'held'" not in sql or self.go.wait(30)
         return self._store.query_bytes(sql, params, fmt)

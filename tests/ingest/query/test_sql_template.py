@@ -146,16 +146,19 @@ def test_a_template_is_filled_with_other_numbers() -> None:
     """The numbers go where their stand-ins were, also in another order than in the reader's text."""
     general = generalize("SELECT toDateTime(1), 15 % 3600")
     assert general is not None
-    made = template(read(general.text), 2)
+    made = template(read(general.text), read(general.text), 2)
     assert made is not None and made.fill(("3", "4")).sql == "SELECT toDateTime(3), 4 % 3600"
-    turned = template(read("SELECT 900000001, 4000000000000"), 2)
+    checked = read("SELECT 900000001, 4000000000000")
+    turned = template(checked, checked, 2)
     assert turned is not None and turned.fill(("3", "4")).sql == "SELECT 4, 3"
+    repeated = template(checked, read("SELECT 4000000000000, 900000001, 4000000000000"), 2)
+    assert repeated is not None and repeated.fill(("3", "4")).sql == "SELECT 3, 4, 3"
 
 
 def test_a_stand_in_that_is_not_one_number_makes_no_template() -> None:
     """One that is missing, repeated, or part of a string or a decimal."""
     for sql in ("SELECT 1", "SELECT 900000000, 4000000000000", "SELECT '900000000'", "SELECT 900000000.5"):
-        assert template(read(sql), 1) is None
+        assert template(read(sql), read(sql), 1) is None
 
 
 def test_a_number_of_the_reader_is_not_taken_for_a_stand_in() -> None:

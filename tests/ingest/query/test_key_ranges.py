@@ -1,0 +1,301 @@
+"""Tests of the conditions for the primary key that are found in a statement: which, that they change no result, and what is read."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import time
+
+import pytest
+
+from helpers.servers.reading import guard_of
+from legato_ingest.definitions import ALL_TENANTS
+from legato_ingest.errors import StoreError, StoreRefused
+from legato_ingest.query.key_ranges import with_key
+from legato_ingest.query.sql_guard import Guard
+from legato_ingest.query.sql_text import Refused
+from legato_ingest.quoting import literal
+from legato_ingest.storage import Store
+
+COLUMNS = {
+    "streams": {"tenant": "String", "start_time": "DateTime64(9, 'UTC')", "trace_id": "FixedString(16)"},
+    "samples": {"metric": "String", "recorded_at": "DateTime64(9, 'UTC')", "minute": "DateTime"},
+}
+EVERY = frozenset((*COLUMNS["streams"], *COLUMNS["samples"], "value"))
+_BOUND = r"CAST\(greatest\(least\(ifNull\(accurateCastOrNull\((.*?), 'DateTime64"
+_CONDITION = re.compile(rf"`legato_key_(\w+)` ([<>=]+|IN) (?:{_BOUND}|('\w+'|\('a', 'b'\)|\{{.*?\}})\))")
+
+
+def found(sql: str, subqueries: tuple[str, ...] = ()) -> list[list[str]]:
+    """Return the conditions of each table that is read by its key."""
+    parts = with_key(sql, COLUMNS, EVERY, subqueries).split("(SELECT * EXCEPT '^legato_key_' FROM ")[1:]
+    return [[f"{column} {sign} {time or other}" for column, sign, time, other in _CONDITION.findall(part)] for part in parts]
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ("start_time >= toDateTime(5)", ["start_time >= toDateTime(5)"]),
+        ("(start_time > now()) AND (value = 1)", ["start_time >= now()"]),
+        ("((value = 1) AND (toDateTime(5) > start_time)) AND (value = 2)", ["start_time <= toDateTime(5)"]),
+        ("start_time = '2026-01-01 00:00:00'", ["start_time >= '2026-01-01 00:00:00'", "start_time <= '2026-01-01 00:00:00'"]),
+        ("start_time <= (now() - toIntervalDay(1))", ["start_time <= now() - toIntervalDay(1)"]),
+        ("streams.start_time < {until:DateTime64(9)}", ["start_time <= {until:DateTime64(9)}"]),
+        ("tenant = 'shop'", ["tenant = 'shop'"]),
+        ("tenant IN ('a', 'b')", ["tenant IN ('a', 'b')"]),
+        ("tenant = {name:String}", ["tenant = {name:String}"]),
+        (
+            "start_time < if((60 % 300) = 0, toDateTime(5), toDateTime(6))",
+            ["start_time <= if((60 % 300) = 0, toDateTime(5), toDateTime(6))"],
+        ),
+    ],
+)
+def test_what_is_certain_is_found(where: str, expected: list[str]) -> None:
+    """Comparisons of a column with constants, joined by AND, with any parentheses."""
+    assert found(f"SELECT count() FROM streams WHERE {where}") == [expected]
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "(start_time > now()) OR (value = 1)",
+        "NOT (start_time > now())",
+        "start_time != now()",
+        "start_time NOT IN (now())",
+        "start_time > value",
+        "start_time > toDateTime(value)",
+        "start_time > (now() + value)",
+        "start_time > 5",
+        "start_time > toUnixTimestamp(now())",
+        "start_time > later",
+        "start_time > (SELECT now())",
+        "start_time > materialize(now())",
+        "toDate(start_time) > today()",
+        "(start_time > now()) = 0",
+        "trace_id = 'x'",
+        "tenant = value",
+        "tenant IN streams",
+        "tenant IN (SELECT 'x')",
+        "tenant > 'a'",
+        "tenant LIKE 'a%'",
+        "other.start_time > now()",
+    ],
+)
+def test_what_is_not_certain_is_left(where: str) -> None:
+    """Alternatives, negations, other columns and values of rows."""
+    sql = f"SELECT count() FROM streams WHERE {where}"
+    assert with_key(sql, COLUMNS, EVERY, ()) == sql
+
+
+@pytest.mark.parametrize(
+    ("sql", "tables"),
+    [
+        ("SELECT 1 FROM streams AS s WHERE s.start_time > now()", 1),
+        ("SELECT 1 FROM streams AS s INNER JOIN samples AS m ON s.value = m.value WHERE (s.start_time > now()) AND (m.minute > now())", 2),
+        ("SELECT 1 FROM streams AS s, samples AS m WHERE (s.start_time > now()) AND (m.minute > now())", 2),
+        ("SELECT 1 FROM streams AS s LEFT JOIN samples AS m ON s.value = m.value WHERE (s.start_time > now()) AND (m.minute > now())", 1),
+        ("SELECT 1 FROM (SELECT 1) AS q LEFT JOIN samples AS m ON 1 = 1 WHERE m.minute > now()", 0),
+        ("SELECT 1 FROM streams AS s INNER JOIN samples AS m ON s.value = m.value WHERE start_time > now()", 0),
+        *(
+            (f"SELECT 1 FROM streams AS s {kind} JOIN samples AS m ON s.value = m.value WHERE s.start_time > now()", 0)
+            for kind in ("RIGHT", "FULL", "ANY INNER", "SEMI LEFT", "ANTI LEFT", "ASOF", "PASTE")
+        ),
+        ("SELECT x FROM streams ARRAY JOIN [1, 2] AS x, [3, 4] AS y WHERE start_time > now()", 1),
+        ("SELECT x FROM streams LEFT ARRAY JOIN streams AS x WHERE start_time > now()", 1),
+        ("SELECT 1 FROM system.streams WHERE start_time > now()", 0),
+        ("SELECT 1 FROM streams(1) WHERE start_time > now()", 0),
+        ("SELECT 1 FROM others WHERE start_time > now()", 0),
+        ("SELECT 1 FROM streams GROUP BY start_time HAVING start_time > now()", 0),
+        ("SELECT 1 FROM streams QUALIFY start_time > now()", 0),
+        ("SELECT 1 FROM (SELECT 1 FROM streams WHERE start_time > now()) WHERE start_time > now()", 1),
+        ("SELECT 1 FROM (SELECT * FROM streams) WHERE start_time > now()", 0),
+        ("SELECT 1 FROM streams WHERE start_time > now() UNION ALL SELECT 1 FROM streams WHERE start_time > now()", 2),
+        ("SELECT 1 FROM streams WHERE (start_time > now()) AND (value IN (SELECT value FROM samples WHERE minute > now()))", 2),
+        # Names that may mean something else.
+        ("SELECT now() AS start_time FROM streams WHERE start_time > now()", 0),
+        ("SELECT start_time AS start_time FROM streams WHERE start_time > now()", 1),
+        ("SELECT s.start_time AS start_time FROM streams AS s WHERE start_time > now()", 1),
+        ("SELECT f((value AS start_time)) FROM streams WHERE start_time > now()", 0),
+        ("SELECT tuple(1) AS s FROM streams AS s WHERE s.start_time > now()", 0),
+        ("SELECT 1 FROM (SELECT start_time FROM streams WHERE start_time > now()) WHERE (value AS start_time) > now()", 1),
+        ("SELECT 1 AS start_time FROM streams WHERE value = 1 UNION ALL SELECT 1 FROM streams WHERE start_time > now()", 1),
+        ("WITH x -> 5 AS now SELECT 1 FROM streams WHERE start_time > now()", 0),
+        ("SELECT 1 AS WHERE FROM streams WHERE start_time > now()", 0),
+        # Scalars of WITH.
+        ("WITH (SELECT now()) AS later SELECT 1 FROM streams WHERE start_time > later", 1),
+        ("WITH 1 AS a, (SELECT (now(), now())) AS later SELECT 1 FROM streams WHERE start_time > (later.1)", 1),
+        ("WITH later AS (SELECT now()) SELECT 1 FROM streams WHERE start_time > later", 0),
+        ("WITH value AS later SELECT 1 FROM streams WHERE start_time > later", 0),
+        ("WITH (SELECT now()) AS later SELECT 2 AS later FROM streams WHERE start_time > later", 0),
+        ("WITH (SELECT now()) AS value SELECT 1 FROM streams WHERE start_time > value", 0),
+        ("WITH (SELECT now()) + 1 AS later SELECT 1 FROM streams WHERE start_time > later", 0),
+    ],
+)
+def test_for_which_tables(sql: str, tables: int) -> None:
+    """A join may add rows to those of a table; an alias or a subquery may have the name of a table or column."""
+    assert len(found(sql)) == tables
+
+
+def test_a_subquery_with_the_name_of_a_table_is_none() -> None:
+    """WITH gives names to subqueries."""
+    assert found("SELECT 1 FROM streams WHERE start_time > now()", ("streams",)) == []
+
+
+@pytest.mark.parametrize(
+    "text", ["((" * 400 + "start_time > now()" + "))" * 400, " AND ".join(["(start_time > now())"] * 4_000), "(SELECT 1 FROM " * 500]
+)
+def test_the_time_is_bounded(text: str) -> None:
+    """Deep and long statements are not quadratic."""
+    begin_s = time.process_time()
+    with_key(f"SELECT 1 FROM streams WHERE {text}", COLUMNS, EVERY, ())
+    assert time.process_time() - begin_s < 2
+
+
+FORMS = (
+    "now64(9)",
+    "'2026-11-20 00:00:05'",
+    "'2026-11-20 00:00:05.5'",
+    "'2026-11-20'",
+    "toDateTime('2026-11-20 00:00:03')",
+    "toDate('2026-11-21')",
+    "toDate('2026-11-20')",
+    "toDateTime64('2299-12-31 23:59:59', 3)",
+    "toDateTime64('1900-01-01 00:00:00', 3)",
+    "toDateTime(0)",
+    "yesterday()",
+    "fromUnixTimestamp64Milli(1795132803500)",
+    "fromUnixTimestamp64Nano(1795132803500000001)",
+    "toDateTime('2026-11-20 00:00:03', 'Asia/Tokyo')",
+    "toStartOfHour(toDateTime(1795132803))",
+    "toDateTime64('2026-11-20 00:00:03.7', 1) - INTERVAL 1 SECOND",
+    "'nonsense'",
+    "CAST('2026-11-20', 'Date')",
+    "toDateTime(1795132805) - toDateTime(1795132800)",
+    "least(toDateTime(1795132805), now())",
+    "CAST(1795132805, 'Float64')",
+    "'1900-01-01 00:00:00'",
+)
+
+
+def result(store: Store, sql: str) -> str:
+    """Return the result of a statement of the shop, or that it fails."""
+    try:
+        return store.query_bytes(sql, tenant="shop").decode()
+    except StoreError:
+        return "fails"
+
+
+def test_no_result_changes(store: Store) -> None:
+    """A DateTime64 and a DateTime are compared with each form of a constant as ClickHouse compares them without the key."""
+    at = "toDateTime64('2026-11-20 00:00:00', 9, 'UTC') + number / 2"
+    store.command(
+        f"INSERT INTO stream_revs (tenant, start_time, trace_id) SELECT 'shop', {at}, toFixedString(toString(number), 16) FROM numbers(20)"
+    )
+    store.command(f"INSERT INTO stream_minutes (tenant, minute) SELECT 'shop', {at} + number FROM numbers(20)")
+    guard, answered = guard_of(store), 0
+    for form, sign, (column, table) in itertools.product(
+        FORMS, ("<", "<=", "=", ">", ">="), (("start_time", "stream_revs"), ("minute", "stream_minutes"))
+    ):
+        sql = f"SELECT groupArray({column}) FROM (SELECT {column} FROM {table} WHERE {column} {sign} {form} ORDER BY ALL)"
+        by_key = guard.check(sql, {}, "shop").sql
+        assert "_keyed" in by_key or "Float64" in form, form
+        expected = result(store, sql)
+        # A row that is not read makes nothing fail.
+        assert expected == "fails" or result(store, by_key) == expected, (sql, by_key)
+        answered += expected not in ("fails", "[]\n")
+    assert answered > 60
+
+
+def rows_read(store: Store, sql: str) -> int:
+    """Return how many granules of the base table a statement of the shop reads."""
+    plan = store.query_bytes(f"EXPLAIN indexes = 1 {sql}", tenant="shop").decode()
+    return int(re.findall(r"Granules: (\d+)/\d+\n\s+Search", plan)[-1])
+
+
+def test_only_the_granules_of_a_time_are_read(store: Store) -> None:
+    """Of a tenant with many rows; and all of them where the time is not certain, but none of other tenants."""
+    at = "toDateTime64('2026-11-20 00:00:00', 9, 'UTC') + number / 100"
+    for tenant in ("bank", "shop", "zoo"):
+        rows = f"SELECT '{tenant}', {at}, toFixedString(toString(number), 16) FROM numbers(100000)"
+        store.command(f"INSERT INTO stream_revs (tenant, start_time, trace_id) {rows}")
+    store.command("OPTIMIZE TABLE stream_revs FINAL")
+    guard = guard_of(store)
+    first = "start_time < '2026-11-20 00:00:01'"
+    assert rows_read(store, guard.check(f"SELECT count() FROM stream_revs WHERE {first}", {}, "shop").sql) <= 2
+    assert rows_read(store, guard.check(f"SELECT max(rev) FROM streams AS s WHERE s.{first}", {}, "shop").sql) <= 2
+    assert 12 <= rows_read(store, guard.check(f"SELECT count() FROM stream_revs WHERE NOT (NOT ({first}))", {}, "shop").sql) <= 15
+
+
+def keys_of(store: Store, table: str, condition: str) -> list[str]:
+    """Return the columns of primary keys that the plan of a statement of the shop uses."""
+    plan = store.query_bytes(f"EXPLAIN indexes = 1 SELECT count() FROM `{table}` WHERE {condition}", tenant="shop").decode()
+    return [name for keys in re.findall(r"PrimaryKey\n\s+Keys:\n((?:\s+\w+\n)+)\s+Condition", plan) for name in keys.split()]
+
+
+def test_no_column_of_a_view_is_one_of_the_key(store: Store) -> None:
+    """Whatever a reader compares, the plan uses the tenant's own condition alone. With a row in each table, so that a plan has indexes."""
+    own = store.select("SELECT name, engine FROM system.tables WHERE database = 'default' AND name != 'schema_migrations' ORDER BY name")
+    for table, engine in own:
+        if engine != "View":
+            store.command(f"INSERT INTO {table} (tenant) VALUES ('shop')")
+    checked = 0
+    for (table, _), final in itertools.product(own, ("", "_final")):
+        columns = store.select(f"SELECT name, type FROM system.columns WHERE database = 'default_tenants' AND table = '{table}{final}'")
+        conditions = [
+            f"`{name}` = defaultValueOfTypeName({literal(type_name)})"
+            for name, type_name in columns
+            if "(" not in type_name or type_name.startswith("DateTime")
+        ]
+        keys = [keys_of(store, f"{table}{final}", each) for each in ("rand() >= 0", *conditions, " AND ".join(conditions))]
+        # Some views have conditions on keys themselves.
+        assert all(each == keys[0] for each in keys), (
+            table,
+            [(c, k) for c, k in zip(("", *conditions, "all"), keys, strict=True) if k != keys[0]],
+        )
+        checked += len(keys) if keys[0] else 0
+    assert checked > 300
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT count() FROM stream_revs_keyed",
+        "SELECT count() FROM `stream_revs_final_keyed`",
+        "SELECT 1 WHERE 1 IN stream_revs_keyed",
+        "SELECT legato_key_start_time FROM stream_revs WHERE start_time > now()",
+        "SELECT 1 AS legato_key_start_time",
+        "SELECT default.stream_revs_keyed.rev FROM stream_revs",
+        "SELECT * FROM default_tenants.stream_revs_keyed",
+        "DESCRIBE TABLE stream_revs_keyed",
+        "EXISTS TABLE stream_revs_keyed",
+        "SHOW CREATE VIEW stream_revs_keyed",
+    ],
+)
+def test_readers_cannot_name_the_views_with_the_key(shared_store: Store, sql: str) -> None:
+    """Nor their columns, in any kind of statement."""
+    with pytest.raises((Refused, StoreRefused)):
+        guard_of(shared_store).check(sql, {}, "shop")
+
+
+def test_readers_do_not_see_the_views_with_the_key(shared_store: Store) -> None:
+    """In no list of tables or columns; a matcher finds no column of the key."""
+    for listed in ("SHOW TABLES", "SELECT name FROM system.tables", "SELECT table, name FROM system.columns"):
+        assert b"keyed" not in shared_store.query_bytes(listed, tenant="shop") and b"stream_revs" in shared_store.query_bytes(
+            listed, tenant="shop"
+        )
+    guard = guard_of(shared_store)
+    for selected in ("*", "COLUMNS('key')", "stream_revs.*"):
+        sql = guard.check(f"SELECT {selected} FROM stream_revs WHERE start_time > now()", {}, "shop").sql
+        assert "_keyed" in sql
+        content = result(shared_store, f"SELECT 1 FROM ({sql})")
+        assert content in ("", "fails") and b"legato_key" not in shared_store.query_bytes(
+            "DESCRIBE TABLE (SELECT * FROM stream_revs)", tenant="shop"
+        )
+
+
+def test_readers_of_all_tenants_read_as_they_wrote(shared_store: Store) -> None:
+    """They see all rows, so nothing is hidden from them."""
+    sql = "SELECT count() FROM stream_revs WHERE start_time > now()"
+    assert (
+        Guard(lambda *call: shared_store.query_bytes(call[0], call[1], "TabSeparatedRaw", call[2])).check(sql, {}, ALL_TENANTS).sql == sql
+    )
