@@ -50,7 +50,14 @@ _FUNCTIONS = _TIMES | frozenset(
 _SIGNS = frozenset("+ - * / % ( ) , . = < >".split())
 _TIME = re.compile(r"DateTime(64)?(\(.*\))?")
 # The time for a longer statement, and for deeper parentheses, would not be bounded.
-_WORDS_MAX, _NESTED_MAX = 20_000, 20
+_WORDS_MAX, _NESTED_MAX, _COMPARED_MAX, _ADDED_MAX = 20_000, 20, 20_000, 262_144
+# The functions of the conditions that are written. A lambda with such a name would be applied to the key (also see ``sql_guard``).
+_WRITTEN = frozenset(
+    "cast _cast greatest least ifnull accuratecastornull tointervalsecond plus minus and tuple equals in globalin greaterorequals "
+    "lessorequals".split()
+)
+_CAST_TO = re.compile(r"'(Date|DateTime|DateTime64\(\d\))'")
+_VIRTUAL = frozenset(("_table", "_database"))
 _SECONDS = "'DateTime64(0, \\'UTC\\')'"
 # The first and last times of DateTime, and those of DateTime64(9) that ClickHouse reads; a second less on both sides.
 _LIMITS = (("1970-01-01 00:00:01", "2106-02-07 06:28:14"), ("1900-01-01 00:00:01", "2262-04-11 23:47:15"))
@@ -63,28 +70,30 @@ def with_key(sql: str, columns: KeyColumns, every_column: Collection[str], subqu
     ``every_column``: the names of all columns. ``subqueries``: the names that WITH gives to subqueries.
     """
     found = tokens(sql)
-    statement = _Statement(found, columns, every_column, subqueries)
-    texts = [text for _, text in found]
-    for table in statement.tables():
+    texts, added = [text for _, text in found], 0
+    for table in _Statement(found, columns, every_column, subqueries).tables():
         if table.conditions:
             texts[table.place] = _source(table)
+            added += len(texts[table.place])
+            if added > _ADDED_MAX:
+                return sql
     return "".join(texts)
 
 
 @dataclass
 class _Table:
-    """A table in a FROM. ``place``: its token. ``name``: how the statement calls it. ``has_alias``: by an AS."""
+    """A table in a FROM. ``place``: its token. ``name``: how the statement calls it. ``alias_at``: the word AS, or 0."""
 
     view: str
     name: str
     place: int
-    has_alias: bool
+    alias_at: int
     conditions: list[str] = field(default_factory=list)
 
 
 def _source(table: _Table) -> str:
     conditions = " AND ".join(dict.fromkeys(table.conditions))
-    alias = "" if table.has_alias else f" AS `{table.name}`"
+    alias = "" if table.alias_at else f" AS `{table.name}`"
     return f"(SELECT * EXCEPT '^{KEY_COLUMN}' FROM `{table.view}{KEYED_VIEW}` WHERE {conditions}){alias}"
 
 
@@ -108,15 +117,28 @@ class _Statement:
         self._words = list(_words(found))
         self._closes, self._groups = _parentheses(self._words)
         self._aliases = Counter(word.name for before, word in zip(self._words, self._words[1:], strict=False) if before.text == "AS")
+        self._qualifiers = {word.name for word, after in zip(self._words, self._words[1:], strict=False) if after.text == "."}
         self._new_names: dict[str, list[int]] = {}
-        for at, name in _new_names(self._words):
-            self._new_names.setdefault(name, []).append(at)
-        self._scalars = {name for name in self._named_scalars() if self._aliases[name] == 1 and name not in every_column}
+        self._scalars = {name for name in self._named_scalars(every_column) if self._aliases[name] == 1 and name not in every_column}
+        # How often a table and a condition may still be compared.
+        self._left = _COMPARED_MAX
 
     def tables(self) -> Iterator[_Table]:
         """Yield the tables with what is certain for their rows."""
-        if len(self._words) > _WORDS_MAX or self._aliases.keys() & _KEYWORDS or self._has_own_functions():
+        names = self._aliases.keys()
+        is_strange = names & _KEYWORDS or {name.lower() for name in names} & _WRITTEN or _VIRTUAL & {word.name for word in self._words}
+        if len(self._words) > _WORDS_MAX or is_strange or (self._words and self._words[0].text == "EXPLAIN"):
             return
+        sources = [(at, flat, end, list(self._sources(flat))) for at, flat, end in self._froms()]
+        of_tables = {table.alias_at for _, _, _, found in sources for table in found if table is not None}
+        for at, name in _new_names(self._words):
+            if at not in of_tables:
+                self._new_names.setdefault(name, []).append(at)
+        for at, flat, end, found in sources:
+            yield from self._with_conditions(at, flat, end, found)
+
+    def _froms(self) -> Iterator[tuple[int, list[int], int]]:
+        """Yield the place of each FROM, those of the words in it that are not in parentheses, and where it ends."""
         selects = list[int]()
         for at, word in enumerate(self._words):
             while selects and selects[-1] > word.depth:
@@ -125,29 +147,27 @@ class _Statement:
                 selects.append(word.depth)
             elif word[:2] == ("word", "FROM") and selects and selects[-1] == word.depth:
                 selects.pop()
-                yield from self._of_from(at)
+                yield at, *self._clause(at)
 
-    def _has_own_functions(self) -> bool:
-        """Whether the statement may give another meaning to one of the functions: WITH x -> … AS name."""
-        lambdas = {word.depth for word in self._words if word.text == "->"}
-        named = zip(self._words, self._words[1:], strict=False)
-        return any(word.text == "AS" and word.depth in lambdas and after.name.lower() in _FUNCTIONS for word, after in named)
-
-    def _of_from(self, at: int) -> Iterator[_Table]:
+    def _with_conditions(self, at: int, flat: Sequence[int], end: int, found: Sequence[_Table | None]) -> Iterator[_Table]:
         words = self._words
-        flat, end = self._clause(at)
-        joined = [number for number in flat if words[number].text == "JOIN" and words[number - 1].text != "ARRAY"]
-        found = list(self._sources(flat))
         if end == len(words) or words[end][:2] != ("word", "WHERE") or _INEXACT & {words[number].text for number in flat}:
             return
         terms = list(_terms(words[end + 1 : self._clause(end + 1)[1]]))
-        is_single = len(found) == 1 and not joined
+        is_joined = any(words[number].text == "JOIN" and words[number - 1].text != "ARRAY" for number in flat)
         # Rows of the others may be added to a row of the first table without being of it.
         is_left = any(words[number].text == "LEFT" and words[number + 1].text != "ARRAY" for number in flat)
+        named = Counter(table.name for table in found if table is not None)
         for table in found[:1] if is_left else found:
-            if table is not None:
-                table.conditions = [each for term in terms for each in self._conditions(table, term, at, is_single=is_single)]
-                yield table
+            # With an alias, the table may have its own name as well.
+            if table is None or named[table.name] > 1 or (table.alias_at and table.view in self._qualifiers - {table.name}):
+                continue
+            self._left -= len(terms)
+            if self._left < 0:
+                return
+            is_single = len(found) == 1 and not is_joined
+            table.conditions = [each for term in terms for each in self._conditions(table, term, at, is_single=is_single)]
+            yield table
 
     def _clause(self, at: int) -> tuple[list[int], int]:
         """Return the places of the words of a clause that begins at ``at``, without those in parentheses, and where the clause ends."""
@@ -167,8 +187,11 @@ class _Statement:
         places, (begin, end) = self._new_names.get(name, []), self._groups[at]
         return bisect(places, end) > bisect(places, begin)
 
-    def _named_scalars(self) -> Iterator[str]:
-        """Yield the names that the WITH at the statement's beginning gives to subqueries with one row, as in WITH (SELECT …) AS name."""
+    def _named_scalars(self, every_column: Collection[str]) -> Iterator[str]:
+        """Yield the names that the WITH at the statement's beginning gives to subqueries with one row, as in WITH (SELECT …) AS name.
+
+        One without a FROM that names a column depends on the row.
+        """
         words = self._words
         if not words or words[0][:2] != ("word", "WITH"):
             return
@@ -179,7 +202,9 @@ class _Statement:
         for before, opened in zip(flat, flat[1:], strict=False):
             close = self._closes.get(opened, 0)
             is_item = words[before].text in ("WITH", ",") and words[opened].text == "(" and words[opened + 1][:2] == ("word", "SELECT")
-            if is_item and close + 2 < len(words) and words[close + 1].text == "AS":
+            inner = words[opened + 1 : close]
+            depends = not any(word[:2] == ("word", "FROM") for word in inner) and any(word.name in every_column for word in inner)
+            if is_item and close + 2 < len(words) and words[close + 1].text == "AS" and not depends:
                 yield words[close + 2].name
 
     def _sources(self, flat: Sequence[int]) -> Iterator[_Table | None]:
@@ -198,7 +223,7 @@ class _Statement:
         if not word.name or not is_plain or word.name in self._subqueries or word.name not in self._columns:
             return None
         has_alias = len(after) == 2 and after[0].text == "AS"
-        return _Table(word.name, after[1].name if has_alias else word.name, word.place, has_alias)
+        return _Table(word.name, after[1].name if has_alias else word.name, word.place, at + 1 if has_alias else 0)
 
     def _conditions(self, table: _Table, term: Sequence[_Word], at: int, *, is_single: bool) -> Iterator[str]:
         """Yield the condition for the key that a term of WHERE contains."""
@@ -225,11 +250,13 @@ class _Statement:
         if len(words) == 1 and words[0].kind in ("string", "parameter"):
             return words[0].kind == "string" or _TIME_PARAMETER.fullmatch(words[0].text) is not None
         is_time = False
-        for word, after in zip(words, (*words[1:], None), strict=True):
+        for at, word in enumerate(words):
             if word.name:
-                is_scalar = word.name in self._scalars
-                is_call = after is not None and after.text == "(" and word.name.lower() in _FUNCTIONS
-                is_time |= is_scalar or (is_call and word.name.lower() in _TIMES)
+                name, is_scalar = word.name.lower(), word.name in self._scalars
+                is_call = words[at + 1 : at + 2] != [] and words[at + 1].text == "(" and name in _FUNCTIONS
+                if is_call and name == "cast" and not _CAST_TO.fullmatch(words[at + _close(words[at + 1 :])].text):
+                    return False
+                is_time |= is_scalar or (is_call and name in _TIMES)
                 if not is_scalar and not is_call and word[:2] not in (("word", "AND"), ("word", "OR"), ("word", "NOT")):
                     return False
             elif word.kind == "sign" and word.text not in _SIGNS:
@@ -267,22 +294,18 @@ def _parentheses(words: Sequence[_Word]) -> tuple[dict[int, int], list[tuple[int
 
 
 def _new_names(words: Sequence[_Word]) -> Iterator[tuple[int, str]]:
-    """Yield the places and names of the aliases that may mean something else than a column or table with this name."""
+    """Yield the places and names of the aliases, but of columns that keep their name, and of the arguments of lambdas."""
     for at, word in enumerate(words):
         if word.text == "AS" and at + 1 < len(words):
-            name, before, earlier = words[at + 1].name, words[at - 1], words[at - 2]
-            # Of a table, or of a column that keeps its name.
-            is_source = before.name and earlier.text in ("FROM", "JOIN", ",")
-            if before.name != name and not is_source:
-                yield at, name
+            if words[at - 1].name != words[at + 1].name or words[at - 2].text == ".":
+                yield at, words[at + 1].name
         elif word.text == "->":
             yield at, words[at - 1].name
 
 
 def _terms(words: Sequence[_Word], deeper: int = _NESTED_MAX) -> Iterator[Sequence[_Word]]:
     """Yield the conditions that AND joins, also in parentheses."""
-    while len(words) > 2 and words[0].text == "(" and _close(words) == len(words) - 1:
-        words = words[1:-1]
+    words = _bare(words)
     if not words or not deeper:
         return
     depth = words[0].depth
@@ -310,14 +333,17 @@ def _sides(term: Sequence[_Word]) -> Iterator[tuple[Sequence[_Word], str, Sequen
     if not signs or signs[-1] - signs[0] != len(signs) - 1:
         return
     sign = "".join(term[at].text for at in signs)
-    left, right = _bare(term[: signs[0]]), _bare(term[signs[-1] + 1 :], keep=sign == "IN")
-    yield left, sign, right
+    left, right = _bare(term[: signs[0]]), term[signs[-1] + 1 :]
+    yield left, sign, right if sign == "IN" else _bare(right)
     if sign in _OPPOSITE:
-        yield right, _OPPOSITE[sign], left
+        yield _bare(right), _OPPOSITE[sign], left
 
 
-def _bare(words: Sequence[_Word], *, keep: bool = False) -> Sequence[_Word]:
-    while not keep and len(words) > 2 and words[0].text == "(" and _close(words) == len(words) - 1:
+def _bare(words: Sequence[_Word]) -> Sequence[_Word]:
+    """Return an expression without parentheses around it."""
+    for _ in range(_NESTED_MAX):
+        if len(words) < 3 or words[0].text != "(" or _close(words) != len(words) - 1:
+            break
         words = words[1:-1]
     return words
 

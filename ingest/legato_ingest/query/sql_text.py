@@ -53,13 +53,14 @@ class Refused(StoreRefused):
 class CanonicalText:
     """A statement's canonical text without its FORMAT clause, the format that the clause names, and the names of its parameters.
 
-    ``subqueries``: the names that WITH gives to subqueries, which the syntax tree leaves out.
+    ``subqueries``: the names that WITH gives to subqueries, which the syntax tree leaves out. ``has_own_functions``: it names a lambda.
     """
 
     sql: str
     format: str | None
     parameters: frozenset[str]
     subqueries: frozenset[str] = frozenset()
+    has_own_functions: bool = False
 
 
 def read(canonical: str, own: str = "default", *, of_one_tenant: bool = False) -> CanonicalText:

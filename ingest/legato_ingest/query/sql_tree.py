@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from legato_ingest.query.sql_functions import allows, allows_table
 from legato_ingest.query.sql_text import Refused
 
-__all__ = ["check", "nodes"]
+__all__ = ["check", "names_lambda", "nodes"]
 
 _SELECTS = frozenset(("SelectWithUnionQuery", "SelectIntersectExceptQuery"))
 # These name their table in the root's own line, as "database table", not in a separate node.
@@ -72,6 +72,11 @@ def nodes(tree: str) -> Iterator[tuple[int, str, str]]:
             if match is None:
                 raise Refused("the statement's tree cannot be read")
             yield len(match.group(1)), match.group(2), match.group(3) or ""
+
+
+def names_lambda(tree: str) -> bool:
+    """Return whether a statement gives a name to a lambda, which may be that of a function: WITH x -> … AS name."""
+    return any(node == "Function" and rest.startswith("lambda (alias ") for _, node, rest in nodes(tree))
 
 
 def _check_node(path: list[str], node: str, rest: str, place: int) -> None:

@@ -26,6 +26,8 @@ _OF_STATEMENTS = frozenset(
 _TIMEOUT_EXCEEDED = 159
 # The limit of memory, and how far a result is above its limit, which depends on the sizes of blocks.
 _MAXIMUM, _REACHED = re.compile(r"maximum: ([\d.]+ \w+)"), re.compile(r", current (?:bytes|rows): [\d.]+(?: [A-Za-z]+)?")
+# The statement as it is run, and the names that are like an unknown one.
+_RUN = re.compile(r"(?::|\.)? (?:In scope|Maybe you meant:?) .*?(?=\.? \(\w+\)\s*$|$)", re.DOTALL)
 # The driver wraps a server's error in a text with the server's address. Readers must not see the address.
 _WRAPPING = re.compile(r"^Received ClickHouse exception, code: \d+, server response: | \(for url [^)]*\)$")
 
@@ -52,7 +54,7 @@ def _shown(error: StoreError) -> str:
     """Return what a reader of one tenant sees of an error."""
     message = str(error)
     if error.code in _OF_STATEMENTS:
-        return _REACHED.sub("", message)
+        return _REACHED.sub("", _RUN.sub("", message))
     if error.code in (0, _TIMEOUT_EXCEEDED):
         return message
     if error.code == MEMORY_LIMIT_EXCEEDED:

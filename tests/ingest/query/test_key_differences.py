@@ -67,6 +67,9 @@ STATEMENTS = (
     f"WITH (SELECT start_time {LATER} FROM system.one) AS later SELECT count() FROM stream_revs WHERE start_time > toDateTime64(later, 9)",
     f"WITH (SELECT start_time + INTERVAL {N} SECOND FROM system.one) AS later SELECT count() FROM stream_revs WHERE start_time > later",
     f"WITH (SELECT max(start_time + INTERVAL {N} SECOND) FROM system.one) AS later {REVS} WHERE start_time > later",
+    f"WITH (a, b) -> ((a + INTERVAL {N} SECOND) > now64(9)) AS lessOrEquals {REVS} WHERE start_time < '2026-12-21 00:00:00'",
+    f"WITH (a, b) -> (a + INTERVAL {N} SECOND) AS plus {REVS} WHERE start_time < '2026-12-21 00:00:00'",
+    f"WITH (x -> if(intDiv(1, rev - 1) >= 0, now(), now())) AS toDate {REVS} WHERE start_time < toDate(1) AND {BEFORE}",
     f"WITH (SELECT start_time + INTERVAL {N} SECOND) AS later {REVS} WHERE start_time > later AND start_time < '2030-01-01 00:00:00'",
 )
 
