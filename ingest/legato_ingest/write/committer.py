@@ -360,8 +360,7 @@ class Committer:
             receipts = insert(group)
         except StoreUnavailable as error:
             self._metrics.errors.labels("commit", type(error).__name__).inc()
-            self._outcomes.store_away(group, error)
-            return False
+            return self._outcomes.unavailable(group, error)
         except Exception as error:
             self._metrics.errors.labels("commit", type(error).__name__).inc()
             return self._outcomes.failed_by_fault(group, error)

@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable, Sequence
 from legato_ingest.definitions import ALL_TENANTS
 from legato_ingest.shares import Shares
 from legato_ingest.write.body import Entry
+from legato_ingest.write.turns import Turns
 from legato_ingest.write.waiting import Waiting
 
 __all__ = ["LATE_DAYS_MAX", "Alone", "Apart", "Lane", "Lanes", "LatePauses"]
@@ -25,7 +26,7 @@ LATE_DAYS_MAX = 64
 # Late rows may take so much of the queue; from half of that on they are inserted without the long pause.
 _LATE_SHARE = 0.5
 # Rows of one insert, in bytes: they are in memory several times until they are stored. A larger batch is inserted alone.
-_INSERT_BYTES_MAX = 64 * 2**20
+_INSERT_BYTES_MAX = 16 * 2**20
 # Late batches of one insert: each is divided by days, which takes half a millisecond a day.
 _LATE_BATCHES_MAX = 1_000
 # So long after a failure, the batches of its tenant are inserted apart from those of others.
@@ -35,12 +36,13 @@ _APART_S = 60.0
 class Lane:
     """One queue. ``held`` are the bytes of tenants that were accepted for it, with their bodies; ``row_bytes`` those of its rows.
 
-    ``queued``: the number of the last batch. A tenant that is set apart has a queue in it that delays no other. Not thread-safe.
+    ``queued``: the number of the last batch. Tenants take turns: many batches of one delay those of another by one group. A tenant that is
+    set apart has a queue in it that delays no other. Not thread-safe.
     """
 
     def __init__(self, bytes_max: int, days_max: int | None = None) -> None:
         self._days_max = days_max
-        self._waiting, self._apart = deque[Waiting](), dict[str, deque[Waiting]]()
+        self._waiting, self._apart = Turns(), dict[str, Turns]()
         self.held = Shares(bytes_max)
         self.queued = self.row_bytes = 0
         # The numbers of each tenant's batches for which a reader may wait, in their order, and the last one for which a reader waits.
@@ -75,23 +77,19 @@ class Lane:
     def put(self, group: Iterable[Waiting]) -> None:
         """Queue batches."""
         for waiting in group:
-            self._queue_of(waiting).append(waiting)
+            self._queue_of(waiting).put(waiting)
             self.queued += 1
             waiting.number = self.queued
             self._open.setdefault(waiting.tenant, OrderedDict())[waiting.number] = None
 
     def drain(self) -> list[Waiting]:
         """Remove and return all batches."""
-        queues = (self._waiting, *self._apart.values())
-        drained = [waiting for queue in queues for waiting in queue]
-        for queue in queues:
-            queue.clear()
-        return drained
+        return [waiting for queue in (self._waiting, *self._apart.values()) for waiting in queue.drain()]
 
     def put_back(self, group: Sequence[Waiting]) -> None:
         """Queue batches of a failed insert again, before all others."""
         for waiting in reversed(group):
-            self._queue_of(waiting).appendleft(waiting)
+            self._queue_of(waiting).put_first(waiting)
 
     def finish(self, group: Iterable[Waiting]) -> None:
         """Take note that no reader waits for these batches from now on: they have left the committer, or failed alone."""
@@ -106,12 +104,14 @@ class Lane:
     def set_apart(self, tenant: str) -> None:
         """Give a tenant a separate queue, unless it has one."""
         if tenant not in self._apart:
-            self._apart[tenant] = deque(waiting for waiting in self._waiting if waiting.tenant == tenant)
-            self._waiting = deque(waiting for waiting in self._waiting if waiting.tenant != tenant)
+            self._apart[tenant] = Turns()
+            for waiting in self._waiting.drain_of(tenant):
+                self._apart[tenant].put(waiting)
 
     def put_together(self, tenant: str) -> None:
         """Queue the batches of a tenant that was set apart before those of others again."""
-        self._waiting.extendleft(reversed(self._apart.pop(tenant, deque())))
+        for waiting in reversed(self._apart.pop(tenant, Turns()).drain()):
+            self._waiting.put_first(waiting)
 
     def take(self, chunks_max: int) -> list[Waiting]:
         """Remove and return the next group of tenants that are not set apart: as many batches as fit, at least one if there is any.
@@ -124,23 +124,23 @@ class Lane:
         """Remove and return the next group of each tenant that is set apart."""
         return [self._taken(queue, chunks_max) for queue in self._apart.values() if queue]
 
-    def _queue_of(self, waiting: Waiting) -> deque[Waiting]:
+    def _queue_of(self, waiting: Waiting) -> Turns:
         return self._apart.get(waiting.tenant, self._waiting)
 
-    def _taken(self, queue: deque[Waiting], chunks_max: int) -> list[Waiting]:
+    def _taken(self, queue: Turns, chunks_max: int) -> list[Waiting]:
         if not queue:
             return []
-        group = [queue.popleft()]
+        group = [queue.take()]
         weight, size, days = group[0].batch.weight, group[0].row_bytes, set(group[0].batch.days)
         is_alone = group[0].failures >= 1
-        while queue and not (is_alone or queue[0].failures >= 1):
-            batch, size = queue[0].batch, size + queue[0].row_bytes
+        while queue and not (is_alone or queue.next.failures >= 1):
+            batch, size = queue.next.batch, size + queue.next.row_bytes
             is_spread = self._days_max is not None and (
                 len(days | batch.days) > max(self._days_max, len(days)) or len(group) >= _LATE_BATCHES_MAX
             )
             if is_spread or weight + batch.weight > chunks_max or size > _INSERT_BYTES_MAX:
                 break
-            group.append(queue.popleft())
+            group.append(queue.take())
             weight += batch.weight
             days |= batch.days
         return group
@@ -294,42 +294,33 @@ class Alone:
     _TIMES = 4.0
 
     def __init__(self) -> None:
-        self._waiting = dict[str, deque[Waiting]]()
-        self._due_s = 0.0
+        self._waiting, self._due_s = Turns(), 0.0
 
     def __len__(self) -> int:
-        return sum(map(len, self._waiting.values()))
+        return len(self._waiting)
 
     def of_tenant(self, tenant: str) -> int:
         """Return the number of a tenant's batches."""
-        return len(self._waiting.get(tenant, ()))
+        return self._waiting.of_tenant(tenant)
 
     def put(self, waiting: Waiting, lane: Lane) -> None:
         """Queue a batch of this lane behind the others of its tenant. From now on no reader waits for it."""
         lane.finish([waiting])
         waiting.is_alone = True
-        self._waiting.setdefault(waiting.tenant, deque()).append(waiting)
+        self._waiting.put(waiting)
 
     def put_back(self, group: Sequence[Waiting]) -> None:
         """Queue batches again, before the others: the store could not take them."""
         for waiting in reversed(group):
-            self._waiting = {waiting.tenant: self._waiting.pop(waiting.tenant, deque()), **self._waiting}
-            self._waiting[waiting.tenant].appendleft(waiting)
+            self._waiting.put_first(waiting)
 
     def take(self) -> list[Waiting]:
         """Remove and return the next batch. It is the turn of another tenant then."""
-        tenant = next(iter(self._waiting))
-        own = self._waiting.pop(tenant)
-        taken = [own.popleft()]
-        if own:
-            self._waiting[tenant] = own
-        return taken
+        return [self._waiting.take()]
 
     def drain(self) -> list[Waiting]:
         """Remove and return all batches."""
-        drained = [waiting for own in self._waiting.values() for waiting in own]
-        self._waiting.clear()
-        return drained
+        return self._waiting.drain()
 
     def tried(self, took_s: float, apart_s: float = 0.0) -> None:
         """Take note that a try has ended now."""

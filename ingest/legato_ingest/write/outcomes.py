@@ -9,8 +9,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
-from legato_ingest.errors import StoreRestarting, StoreUnavailable
+from legato_ingest.errors import MEMORY_LIMIT_EXCEEDED, StoreRestarting, StoreUnavailable
 from legato_ingest.metrics import Metrics
 from legato_ingest.storage.wal import WriteAheadLog
 from legato_ingest.write.body import Entry
@@ -51,13 +52,26 @@ class Outcomes:
         self._answers()
         for waiting, receipt in zip(group, receipts, strict=True):
             waiting.answer(receipt)
-            waiting.stored()
+            # Without memory for the division the whole batch stays as it is: what is stored is found when it is inserted.
+            with suppress(MemoryError):
+                waiting.stored()
         with self._changed:
             all_stored = self.count_down(waiting.entry for waiting in group)
         self.leave_log(all_stored)
         self._leave(group[0].is_late, group, None)
 
-    def store_away(self, group: Sequence[Waiting], error: StoreUnavailable) -> None:
+    def unavailable(self, group: list[Waiting], error: StoreUnavailable) -> bool:
+        """The store did not take a group. Return False if it cannot take any batch now.
+
+        With too little memory for a group it is halved, and a batch alone is tried again behind the others while these are stored.
+        """
+        is_large = len(group) > 1 or time.monotonic() - self._stored_s < _ENDED_WELL_S
+        if error.code == MEMORY_LIMIT_EXCEEDED and group[0].is_logged and is_large:
+            return self.failed_by_fault(group, error)
+        self._store_away(group, error)
+        return False
+
+    def _store_away(self, group: Sequence[Waiting], error: StoreUnavailable) -> None:
         """The store cannot take these batches now: answer the requests that wait, and queue again what is in the log."""
         again = [waiting for waiting in group if waiting.is_logged and not is_set_aside(waiting, error, self._log, self._metrics)]
         with self._changed:
@@ -65,7 +79,10 @@ class Outcomes:
             self._lanes.alone.tried(0.0, RETRY_S)
         # While the process of the store starts again, requests go on into the log; so they do if only late rows cannot be inserted.
         failed = error if again and not isinstance(error, StoreRestarting) else None
-        self._give_up([waiting for waiting in group if waiting not in again], group[0].is_late, error, failed)
+        kept = set(again)
+        gone = [waiting for waiting in group if waiting not in kept]
+        # A batch that failed alone before says little of the store: the next insert of others does.
+        self._give_up(gone, group[0].is_late, error, self.failed if group[0].is_alone else failed)
 
     def failed_by_fault(self, group: list[Waiting], error: Exception) -> bool:
         """A group failed by the fault of a batch: halve it until that batch is alone. It costs the others nothing.

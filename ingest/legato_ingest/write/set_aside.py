@@ -44,8 +44,8 @@ def is_set_aside(waiting: Waiting, error: Exception, log: WriteAheadLog | None, 
         return False
     try:
         set_aside(entry, log)
-    except StoreUnavailable as rejecting:
-        _log.error("a request cannot be inserted and cannot be set aside: %s", rejecting)
+    except (StoreUnavailable, MemoryError) as rejecting:
+        _log.error("a request cannot be inserted and cannot be set aside: %s", rejecting or "no memory")
         return False
     metrics.errors.labels("set_aside", type(error).__name__).inc()
     _log.error("a request was set aside: its insert fails; it is tried again after the next start", exc_info=error)

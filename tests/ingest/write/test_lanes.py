@@ -294,3 +294,26 @@ def test_a_burst_of_failing_batches_is_halved_in_two_inserts_each(others: int) -
         else:
             stored_after = inserts
     assert inserts <= 2 * 200 + 30 and stored_after <= 40
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_tenants_take_turns_in_a_lane(late: bool) -> None:
+    """However many batches one has: 160 requests with old rows delayed another tenant's by two minutes. Those of each stay in order."""
+    lanes = Lanes(2**30)
+    lane = lanes.late if late else lanes.now
+    many = [Waiting(touching(8 if late else 1), 10, Future(), is_late=late, tenant="many") for _ in range(40)]
+    other = [Waiting(touching(1), 10, Future(), is_late=late, tenant="other") for _ in range(2)]
+    lane.put([*many, *other])
+    group = lane.take(10**9)
+    assert [each.tenant for each in group[:4]] == ["many", "other", "many", "other"]
+    lane.put_back(group)
+    taken = list[Waiting]()
+    while lane:
+        taken += lane.take(10**9)
+    assert [each for each in taken if each.tenant == "many"] == many and [each for each in taken if each.tenant == "other"] == other
+    assert not lane.drain()
+
+
+def touching(days: int) -> Batch:
+    """Return a batch without rows that touches so many days of a table."""
+    return Batch(days=frozenset(("stream_revs", day) for day in range(days)))

@@ -1,0 +1,62 @@
+"""A queue of batches in which tenants take turns. The module inserts nothing."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from legato_ingest.write.waiting import Waiting
+
+__all__ = ["Turns"]
+
+
+class Turns:
+    """Batches of tenants that take turns, those of each in their order. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._of, self._count = dict[str, deque[Waiting]](), 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def next(self) -> Waiting:
+        """The batch that ``take`` returns next. There must be one."""
+        return next(iter(self._of.values()))[0]
+
+    def of_tenant(self, tenant: str) -> int:
+        """Return the number of a tenant's batches."""
+        return len(self._of.get(tenant, ()))
+
+    def put(self, waiting: Waiting) -> None:
+        """Queue a batch behind the others of its tenant."""
+        self._of.setdefault(waiting.tenant, deque()).append(waiting)
+        self._count += 1
+
+    def put_first(self, waiting: Waiting) -> None:
+        """Queue a batch before all others."""
+        self._of = {waiting.tenant: self._of.pop(waiting.tenant, deque()), **self._of}
+        self._of[waiting.tenant].appendleft(waiting)
+        self._count += 1
+
+    def take(self) -> Waiting:
+        """Remove and return the next batch. It is the turn of another tenant then."""
+        tenant = next(iter(self._of))
+        own = self._of.pop(tenant)
+        waiting = own.popleft()
+        if own:
+            self._of[tenant] = own
+        self._count -= 1
+        return waiting
+
+    def drain_of(self, tenant: str) -> Iterable[Waiting]:
+        """Remove and return the batches of a tenant."""
+        own = self._of.pop(tenant, deque())
+        self._count -= len(own)
+        return own
+
+    def drain(self) -> list[Waiting]:
+        """Remove and return all batches."""
+        drained = [waiting for own in self._of.values() for waiting in own]
+        self._of, self._count = {}, 0
+        return drained
