@@ -7,44 +7,71 @@ The module reads nothing itself.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TypeVar
 
-from legato_ingest.errors import MEMORY_LIMIT_EXCEEDED, StoreError, StoreRefused
+from legato_ingest.errors import MEMORY_LIMIT_EXCEEDED, StoreError, StoreRefused, release
 
-__all__ = ["by_halves"]
+__all__ = ["Short", "by_halves", "in_part", "in_parts"]
 
 _log = logging.getLogger("legato")
 Result = TypeVar("Result")
+Short = dict[int, StoreError]
+"""The smallest parts that the store has no memory for, by number, with the error."""
 
-# A tenant is alone among some thousands in the last part, which is left out.
-_HALVINGS_MAX = 16
-# If the store refuses more than this, the cause is not the rows of some tenants. Then the run fails, and the next one repeats it.
-_REFUSALS_MAX = 128
+# A tenant is alone among some thousands in the last part. (Of 300 tenants two are in one of 65,536 parts every second time.)
+_HALVINGS_MAX = 20
+# Of a tenant's path one half each is without it, and succeeds. If the store refuses more than this one after the other, the cause is not
+# the rows of some tenants. Then the run fails, and the next one repeats it.
+_REFUSALS_IN_ROW_MAX = 128
+# To find a tenant takes 20 refusals, and less for each of several: this is enough for 400. What is refused of more has another cause.
+_REFUSALS_MAX = 6_000
 
 
-def by_halves(act: Callable[[str], Result], tenants: str, failed: Callable[[Exception], None]) -> Iterator[Result]:
+def in_part(number: int, halvings: int = _HALVINGS_MAX) -> str:
+    """Return the condition on `tenant` for a part of all tenants, by default one of the smallest."""
+    return f"bitAnd(cityHash64(tenant), {2**halvings - 1}) = {number}"
+
+
+def in_parts(numbers: Collection[int]) -> str:
+    """Return the condition on `tenant` for several of the smallest parts."""
+    return f"bitAnd(cityHash64(tenant), {2**_HALVINGS_MAX - 1}) IN ({', '.join(map(str, sorted(numbers)))})"
+
+
+def by_halves(
+    act: Callable[[str], Result], tenants: str, failed: Callable[[Exception], None], short: Short | None = None
+) -> Iterator[Result]:
     """Yield ``act`` of the condition ``tenants`` on `tenant`, or of parts of it where the store refuses the whole.
 
-    The smallest parts that are refused are left out, and ``failed`` is called with their errors. Raises other errors, and the last one if
-    too many parts are refused. A statement that exceeds a limit of memory counts as refused.
+    The smallest parts that are refused are left out, and at the end ``failed`` is called with their errors. A statement that exceeds a
+    limit of memory counts as refused; the smallest parts with this error are added to ``short`` instead, if it is given. Raises other
+    errors, and the last one if too many parts are refused; then no part is left out or added.
     """
-    refusals, left = 0, [(tenants, 0)]
+    refusals, in_row, left, refused = 0, 0, [(0, 0)], list[tuple[int, StoreError]]()
     while left:
-        # All parts of one size come first: a store that has no memory for anything refuses too many of them before one is left out.
-        part, halvings = left.pop(0)
+        # The parts of a part come before others, so a half that succeeds soon shows that the store does not refuse everything.
+        number, halvings = left.pop()
         try:
-            result = act(part)
+            result = act(f"{tenants} AND {in_part(number, halvings)}" if halvings else tenants)
         except StoreError as error:
             if not isinstance(error, StoreRefused) and error.code != MEMORY_LIMIT_EXCEEDED:
                 raise
-            refusals += 1
-            if refusals > _REFUSALS_MAX:
+            refusals, in_row = refusals + 1, in_row + 1
+            if in_row > _REFUSALS_IN_ROW_MAX or refusals > _REFUSALS_MAX:
                 raise
-            if halvings == _HALVINGS_MAX:
-                failed(error)
-            else:
+            if halvings == 0:
                 _log.warning("the store refused a statement about several tenants, which follows for half of them each: %s", error)
-                left += [(f"{part} AND bitTest(cityHash64(tenant), {halvings}) = {half}", halvings + 1) for half in (0, 1)]
+            if halvings < _HALVINGS_MAX:
+                left += [(number + (half << halvings), halvings + 1) for half in (1, 0)]
+                continue
+            # Its frames hold the streams that were loaded.
+            release(error)
+            refused.append((number, error))
             continue
+        in_row = 0
         yield result
+    for number, reason in refused:
+        if short is not None and reason.code == MEMORY_LIMIT_EXCEEDED:
+            short[number] = reason
+        else:
+            failed(reason)

@@ -3,13 +3,17 @@
 So streams of one tenant delay the verdicts on those of another by some seconds, however many they are. Each tenant that is aside has
 separate progress; what was received since is looked for when its streams are judged. The module keeps this in memory: after a restart the
 progress in the store counts, which is the least of all.
+
+What the store had no memory for is aside, too, until it is tried again: the memory of the store is short for all, and often for a moment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from legato_ingest.attribution.halves import in_part, in_parts
 from legato_ingest.attribution.load.due import Due
 from legato_ingest.attribution.load.streams import Most, Size
 from legato_ingest.storage.sql import quoted, quoted_all
@@ -22,28 +26,37 @@ TURN = Most(streams=2_000, bytes=2**26)
 _SLICES_MAX = 16
 # At most so many tenants are aside; the others are judged at once, whatever they have.
 _ASIDE_MAX = 256
+# What the store has no memory for so often, and never nearer to each other than this, is left out.
+_TRIES_MAX = 3
+_AGAIN_S = 10.0
 
 
 @dataclass(slots=True)
 class Aside:
-    """A tenant that is aside.
+    """A tenant that is aside, or the tenants of a smallest part: ``tenants`` is the condition on `tenant`.
 
     What was received until ``since_ms`` is judged, and what is due until ``until_ms`` is in ``due`` or, divided, in ``slices``. All
-    evidence was seen until ``seen_ms`` (Unix ms).
+    evidence was seen until ``seen_ms`` (Unix ms). The store had no memory for it ``tries`` times since a slice was judged, and it has
+    no turn before ``again_s``.
     """
 
+    tenants: str
     since_ms: int
     until_ms: int
     seen_ms: int
     due: list[Due] = field(default_factory=list)
     slices: list[Due] = field(default_factory=list)
+    tries: int = 0
+    again_s: float = 0.0
 
 
 class Turns:
     """The tenants that are aside, in the order of their turns."""
 
-    def __init__(self) -> None:
-        self._aside: dict[str, Aside] = {}
+    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._clock_s = clock_s
+        # By the name of a tenant, or by the number of a part.
+        self._aside: dict[str | int, Aside] = {}
 
     def __len__(self) -> int:
         return len(self._aside)
@@ -51,7 +64,11 @@ class Turns:
     @property
     def others(self) -> str:
         """The condition on `tenant` for those that are not aside."""
-        return f"tenant NOT IN ({quoted_all(sorted(self._aside))})" if self._aside else "1"
+        names = [key for key in self._aside if isinstance(key, str)]
+        numbers = [key for key in self._aside if isinstance(key, int)]
+        conditions = [f"tenant NOT IN ({quoted_all(sorted(names))})"] if names else []
+        conditions += [f"NOT {in_parts(numbers)}"] if numbers else []
+        return " AND ".join(conditions) or "1"
 
     def put_aside(self, sizes: Mapping[str, Size], due: Sequence[Due], since_ms: int, until_ms: int, seen_ms: int) -> list[str]:
         """Put the tenants aside of which much is due, the smallest first, and return them. ``sizes``: by tenant.
@@ -63,18 +80,37 @@ class Turns:
         large = sorted((each for each in named if _is_large(each[1])), key=lambda each: each[1])
         names = [name for name, _ in large[-max(0, _ASIDE_MAX - len(self)) :]] if len(self) < _ASIDE_MAX else []
         for name in names:
-            self._aside[name] = Aside(since_ms, until_ms, seen_ms, [only(each, f"tenant = {quoted(name)}") for each in due])
+            own = f"tenant = {quoted(name)}"
+            self._aside[name] = Aside(own, since_ms, until_ms, seen_ms, [only(each, own) for each in due])
         return names
 
-    def next(self) -> tuple[str, Aside]:
-        """Return the tenant with the next turn; then the others have theirs."""
-        name = next(iter(self._aside))
-        own = self._aside[name] = self._aside.pop(name)
-        return name, own
+    def put_part_aside(self, number: int, since_ms: int, seen_ms: int) -> None:
+        """Put a smallest part aside that the store had no memory for. What is due is looked for again."""
+        own = self._aside.setdefault(number, Aside(in_part(number), since_ms, since_ms, seen_ms))
+        self.is_tried_again(own)
 
-    def end(self, name: str) -> None:
+    def is_tried_again(self, own: Aside) -> bool:
+        """Note that the store had no memory for what is aside, and return whether to try it later. If not, what follows has no more tries,
+        until a slice is judged: a tenant with too large rows keeps the recorded progress for some seconds only.
+        """
+        own.tries += 1
+        if own.tries >= _TRIES_MAX:
+            return False
+        own.again_s = self._clock_s() + _AGAIN_S
+        return True
+
+    def next(self) -> tuple[str | int, Aside] | None:
+        """Return the key and the progress of the next turn; then the others have theirs. None if all wait for their next try."""
+        now_s = self._clock_s()
+        key = next((key for key, own in self._aside.items() if own.again_s <= now_s), None)
+        if key is None:
+            return None
+        own = self._aside[key] = self._aside.pop(key)
+        return key, own
+
+    def end(self, key: str | int) -> None:
         """The tenant has caught up with the others."""
-        del self._aside[name]
+        del self._aside[key]
 
     def clear(self) -> None:
         """Forget all."""

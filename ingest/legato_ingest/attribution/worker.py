@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from legato_ingest.attribution.halves import by_halves
+from legato_ingest.attribution.halves import Short, by_halves
 from legato_ingest.attribution.judging import Judging, judged_rows
 from legato_ingest.attribution.load.due import Due, due_by_evidence, due_by_receipt, joined
 from legato_ingest.attribution.load.learned_offsets import LearnedOffsets
@@ -21,14 +21,13 @@ from legato_ingest.attribution.load.streams import Size, sizes_of, slices_of
 from legato_ingest.attribution.model.judge import Thresholds
 from legato_ingest.attribution.model.vantage import Stream
 from legato_ingest.attribution.run import RunResult, attribute, attribute_streams, withdraw
-from legato_ingest.attribution.turns import TURN, Turns, only
+from legato_ingest.attribution.turns import TURN, Aside, Turns, only
 from legato_ingest.columns import NS_MAX
 from legato_ingest.metrics import Metrics
 from legato_ingest.periodic import PeriodicWorker, record_run
 from legato_ingest.settings import Settings
 from legato_ingest.storage import Store
 from legato_ingest.storage.judged import ALL_SHARDS, judged_until_ms
-from legato_ingest.storage.sql import quoted
 from legato_ingest.storage.watermark import Watermark, now_ms
 
 __all__ = ["AttributionWorker"]
@@ -128,9 +127,13 @@ class AttributionWorker(PeriodicWorker[RunResult]):
         """Judge what is due of the tenants that are not aside, and return whether any stream is. ``since``, ``until``, ``seen``: as in
         ``_due``.
         """
-        due = self._due(since, until, self._seen_ms, seen, self._turns.others)
+        short: Short = {}
+        due = self._due(since, until, self._seen_ms, seen, self._turns.others, short)
         for each in self._without_large(due, since, until, seen):
-            result.add(self._attribute(each))
+            result.add(self._attribute(each, short))
+        for number, error in short.items():
+            _log.warning("the store has no memory for the streams of some tenant, which are tried again: %s", error)
+            self._turns.put_part_aside(number, since, self._seen_ms)
         result.add(self._attribute_open(max(since, self._seen_ms), seen))
         self._since_ms, self._seen_ms = until, seen
         return bool(due)
@@ -164,9 +167,9 @@ class AttributionWorker(PeriodicWorker[RunResult]):
         """Return until when what was received has settled. After the clock was set back, stamps are ahead of it."""
         return max(self._store.clock_ms(), received_ms) - self._settle_ms
 
-    def _attribute(self, due: Due) -> RunResult:
+    def _attribute(self, due: Due, short: Short | None = None) -> RunResult:
         result = RunResult()
-        for part in by_halves(lambda tenants: self._attribute_part(only(due, tenants)), "1", self._failed):
+        for part in by_halves(lambda tenants: self._attribute_part(only(due, tenants)), "1", self._failed, short):
             result.add(part)
         return result
 
@@ -216,17 +219,17 @@ class AttributionWorker(PeriodicWorker[RunResult]):
         """Return whether to record a run without streams: else its next ones would look at all streams of other shards again."""
         return self._shards != ALL_SHARDS and until - since > _RECORD_MS
 
-    def _due(self, since: int, until: int, seen_before: int, seen: int, tenants: str) -> list[Due]:
+    def _due(self, since: int, until: int, seen_before: int, seen: int, tenants: str, short: Short) -> list[Due]:
         """Return the streams to judge: those received between ``since`` and ``until``, and those that new evidence is about.
 
         ``seen``: the time until which all evidence is in the store, and ``seen_before`` that of the last run. Before the first run there
-        are no verdicts that evidence could change. ``tenants``: a condition on `tenant`.
+        are no verdicts that evidence could change. ``tenants``: a condition on `tenant`. ``short``: as in ``by_halves``.
         """
         store, shards, clocks = self._store, self._shards, self._clocks
-        found = list(by_halves(lambda some: due_by_receipt(store, since, until, shards, some), tenants, self._failed))
+        found = list(by_halves(lambda some: due_by_receipt(store, since, until, shards, some), tenants, self._failed, short))
         if since:
             after = max(since, seen_before)
-            found += by_halves(lambda some: due_by_evidence(store, clocks, since, after, seen, shards, some), tenants, self._failed)
+            found += by_halves(lambda some: due_by_evidence(store, clocks, since, after, seen, shards, some), tenants, self._failed, short)
         return joined(each for some in found for each in some)
 
     def _without_large(self, due: list[Due], since: int, until: int, seen: int) -> list[Due]:
@@ -248,29 +251,55 @@ class AttributionWorker(PeriodicWorker[RunResult]):
     def _take_turns(self, result: RunResult) -> None:
         """Judge slices of the tenants that are aside, for some seconds."""
         end_s = time.monotonic() + _TURNS_S
-        while self._turns and not self.stopping:
-            name, own = self._turns.next()
-            if own.slices:
-                result.add(self._attribute(own.slices[0]))
-                del own.slices[0]
-                if time.monotonic() > end_s:
+        while not self.stopping and (turn := self._turns.next()) is not None:
+            key, own = turn
+            if own.slices or own.due or own.until_ms < self._since_ms:
+                is_slice = bool(own.slices)
+                if (not self._take_step(own, result) or is_slice) and time.monotonic() > end_s:
                     break
-            elif own.due:
-                own.slices += self._slices(own.due[0], result)
-                del own.due[0]
-            elif own.until_ms < self._since_ms:
-                until, seen = self._since_ms, self._seen_ms
-                own.due = self._due(own.until_ms, until, own.seen_ms, seen, f"tenant = {quoted(name)}")
-                own.since_ms, own.until_ms, own.seen_ms = own.until_ms, until, seen
             else:
-                self._turns.end(name)
+                self._turns.end(key)
 
-    def _slices(self, due: Due, result: RunResult) -> list[Due]:
+    def _take_step(self, own: Aside, result: RunResult) -> bool:
+        """Judge a slice of what is aside, or divide what is due, or look for it. Return whether the store had the memory for it.
+
+        If not, the step is repeated in a later run, and after some tries it is left out.
+        """
+        short: Short = {}
+        if own.slices:
+            result.add(self._attribute(own.slices[0], short))
+            if self._is_done(own, short):
+                del own.slices[0]
+                own.tries = own.tries if short else 0
+        elif own.due:
+            slices = self._slices(own.due[0], result, short)
+            if self._is_done(own, short):
+                own.slices += slices
+                del own.due[0]
+        else:
+            until, seen = self._since_ms, self._seen_ms
+            due = self._due(own.until_ms, until, own.seen_ms, seen, own.tenants, short)
+            if self._is_done(own, short):
+                own.due, own.since_ms, own.until_ms, own.seen_ms = due, own.until_ms, until, seen
+        return not short
+
+    def _is_done(self, own: Aside, short: Short) -> bool:
+        """Return whether a step is not repeated: it was done, or is left out after several tries without memory."""
+        if not short:
+            return True
+        if self._turns.is_tried_again(own):
+            return False
+        for error in short.values():
+            self._failed(error)
+        return True
+
+    def _slices(self, due: Due, result: RunResult, short: Short) -> list[Due]:
         """Divide the streams of a tenant. Those without a gap to judge are in no slice, so what they replace is withdrawn before."""
         gap_us, slices = self._thresholds.gap_ns // 1000, list[Due]()
-        for part in by_halves(lambda tenants: slices_of(self._store, only(due, tenants), gap_us, TURN), "1", self._failed):
+        for part in by_halves(lambda tenants: slices_of(self._store, only(due, tenants), gap_us, TURN), "1", self._failed, short):
             slices += part
         with self._watermark.stamp() as judged_ms:
-            for withdrawn in by_halves(lambda tenants: withdraw(self._store, only(due, tenants), judged_ms * 1_000_000), "1", self._failed):
+            at_ns = judged_ms * 1_000_000
+            for withdrawn in by_halves(lambda tenants: withdraw(self._store, only(due, tenants), at_ns), "1", self._failed, short):
                 result.verdicts += withdrawn
         return slices

@@ -188,7 +188,24 @@ def test_a_tenant_that_is_aside_keeps_what_it_has_left() -> None:
     aside, much = turns.Turns(), {"greedy": size, "": size}
     assert aside.put_aside(much, [Due(0, 1)], 1, 2, 2) == ["greedy"]
     assert aside.put_aside(much, [Due(5, 6)], 3, 4, 4) == []
-    assert (aside.next()[1].due[0].low_ns, aside.reached_ms(4)) == (0, 1)
+    turn = aside.next()
+    assert turn is not None and (turn[1].due[0].low_ns, aside.reached_ms(4)) == (0, 1)
+
+
+def refuse(store: Store, monkeypatch: pytest.MonkeyPatch, name: str, error: Exception, is_refusing: list[bool]) -> list[int]:
+    """While ``is_refusing[0]``, have a function of the worker refuse what the tenant "hostile" is in. Return a list of the refusals."""
+    real, refusals = getattr(worker, name), list[int]()
+
+    def refusing(*args: Any) -> Any:
+        keys = " AND ".join(f"({each if isinstance(each, str) else getattr(each, 'keys', '1')})" for each in args[1:])
+        ((has_hostile,),) = store.select(f"SELECT count() FROM stream_revs WHERE tenant = 'hostile' AND {keys}")
+        if int(has_hostile) and is_refusing[0]:
+            refusals.append(1)
+            raise error
+        return real(*args)
+
+    monkeypatch.setattr(worker, name, refusing)
+    return refusals
 
 
 @pytest.mark.parametrize("refused", ["due_by_receipt", "due_by_evidence", "sizes_of", "open_stalls", "attribute"])
@@ -200,18 +217,85 @@ def test_what_the_store_refuses_of_one_tenant_stops_no_other(store: Store, monke
     put_stalled(store, "hostile", 1, RECEIVED_NS + 50 * MS)
     put_stalled(store, "small", 1, RECEIVED_NS + 50 * MS)
     receive(RECEIVED_NS + 60 * MS)
-    real = getattr(worker, refused)
-
-    def refusing(*args: Any) -> Any:
-        keys = " AND ".join(f"({each if isinstance(each, str) else getattr(each, 'keys', '1')})" for each in args[1:])
-        ((has_hostile,),) = store.select(f"SELECT count() FROM stream_revs WHERE tenant = 'hostile' AND {keys}")
-        if int(has_hostile):
-            raise StoreRefused("too big")
-        return real(*args)
-
-    monkeypatch.setattr(worker, refused, refusing)
+    refuse(store, monkeypatch, refused, StoreRefused("too big"), [True])
     judge.step()
     # What is due without a size, and without evidence, is judged.
     assert judged(store) == ({"small": 1} if refused in ("due_by_receipt", "attribute") else {"hostile": 1, "small": 1})
     assert metrics.errors.labels("attribute", "StoreRefused")._value.get() >= 1
     assert judged_until_ms(store) >= (RECEIVED_NS + 60 * MS) // MS
+
+
+OUT_OF_MEMORY = StoreUnavailable("(total) memory limit exceeded", 241)
+# In which step of a turn the memory is short: the tenant is put aside in the first run, and has its second try in the second.
+STEPS = ["due_by_receipt", "due_by_evidence", "attribute"]
+
+
+class Shortage:
+    """A worker that has a stream of the tenant "hostile" to judge, for which there is no memory in one step, and one of another."""
+
+    def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+        self.metrics, self.is_short, self._at_ns, self._clock_s = Metrics(), [True], RECEIVED_NS + 60 * MS, 0.0
+        self._judge, self._receive = judge_of(store, self.metrics)
+        self._judge._turns = turns.Turns(lambda: self._clock_s)
+        put_stalled(store, "before", 1, RECEIVED_NS)
+        self._judge.step()
+        for tenant in ("hostile", "small"):
+            put_stalled(store, tenant, 1, RECEIVED_NS + 50 * MS, first=10)
+        self.refusals = refuse(store, monkeypatch, step, OUT_OF_MEMORY, self.is_short)
+
+    def run(self, later_s: float = 0.0) -> None:
+        """Run once, so many seconds later; 10 ms more are received."""
+        self._clock_s += later_s
+        self._receive(self._at_ns)
+        self._judge.step()
+        self._at_ns += 10 * MS
+
+
+def errors_of(metrics: Metrics) -> float:
+    """Return how many errors of attribution are counted."""
+    return float(metrics.errors.labels("attribute", "StoreUnavailable")._value.get())
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_what_the_memory_was_short_for_is_judged_later(store: Store, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """The shortage of a moment cost the tenant its verdicts for good. It delays no other tenant, and a restart loses nothing."""
+    began_ms, short = RECEIVED_NS // MS, Shortage(store, monkeypatch, step)
+    short.run()
+    assert judged(store)["small"] == 1 and judged_until_ms(store) <= began_ms
+    tried = len(short.refusals)
+    put_stalled(store, "late", 1, RECEIVED_NS + 65 * MS, first=20)
+    short.run(1.0)
+    assert len(short.refusals) == tried, "there is a pause between two tries"
+    assert judged(store)["late"] == 1 and judged_until_ms(store) <= began_ms
+    short.run(turns._AGAIN_S)
+    assert len(short.refusals) > tried
+    short.is_short[0] = False
+    # Without the search for what evidence is about, a stream is judged once.
+    assert ("hostile" in judged(store)) == (step == "due_by_evidence")
+    short.run(turns._AGAIN_S)
+    short.run()
+    assert judged(store) == {"before": 1, "hostile": 1, "small": 1, "late": 1}
+    assert judged_until_ms(store) >= (RECEIVED_NS + 90 * MS) // MS and errors_of(short.metrics) == 0
+
+
+def test_a_restarted_process_judges_what_the_memory_was_short_for(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recorded progress does not pass it."""
+    short = Shortage(store, monkeypatch, "due_by_receipt")
+    short.run()
+    short.run()
+    short.is_short[0] = False
+    judge, receive = judge_of(store)
+    receive(RECEIVED_NS + 70 * MS)
+    judge.step()
+    assert judged(store) == {"before": 1, "hostile": 1, "small": 1}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_what_the_store_never_has_memory_for_is_left_out(store: Store, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """After three tries, which are counted as an error; then the progress passes it."""
+    short = Shortage(store, monkeypatch, step)
+    for _ in range(turns._TRIES_MAX):
+        assert errors_of(short.metrics) == 0 and judged_until_ms(store) <= RECEIVED_NS // MS
+        short.run(turns._AGAIN_S)
+    assert errors_of(short.metrics) >= 1 and judged_until_ms(store) >= (RECEIVED_NS + 60 * MS) // MS
+    assert judged(store)["small"] == 1
