@@ -25,6 +25,7 @@ LEFT_OUT = ("bad minutes", "start (UTC)", "model", "TTFT", "engine", "streams", 
 
 _RANGE = "start_time >= fromUnixTimestamp64Nano({from_ns:Int64}) AND start_time < fromUnixTimestamp64Nano({to_ns:Int64})"
 _BEFORE = "start_time >= fromUnixTimestamp64Nano({before_ns:Int64}) AND start_time < fromUnixTimestamp64Nano({from_ns:Int64})"
+_BOTH = "start_time >= fromUnixTimestamp64Nano({before_ns:Int64}) AND start_time < fromUnixTimestamp64Nano({to_ns:Int64})"
 _WHICH = "({service:String} = '' OR service_name = {service:String}) AND ({tenant:String} = '' OR tenant = {tenant:String})"
 # An incident has begun in the first minute with three bad streams or more that are a tenth of the minute's streams.
 _BAD_MIN, _SHARE_MIN = 3, 0.1
@@ -43,7 +44,7 @@ FROM
         countIf(good = 0) AS wrong, groupUniqArrayIf(client_hash, client_hash != '' AND good = 0) AS hit,
         groupUniqArray(gap_limit_us) AS gap_limits, groupUniqArray(first_output_limit_us) AS first_limits
     FROM streams
-    WHERE ({_RANGE} OR {_BEFORE}) AND {_WHICH}
+    WHERE {_BOTH} AND {_WHICH}
     GROUP BY service_name, vantage, minute, in_range
 )
 GROUP BY service, vantage
@@ -71,7 +72,7 @@ FROM
         change.1 AS what, service_name AS service, change.2 AS value, {_RANGE} AS in_range, min(start_time) AS first_at, count() AS n
     FROM streams
     ARRAY JOIN [('release', service_version::String), ('model', model::String), ('engine', engine_id::String)] AS change
-    WHERE ({_RANGE} OR {_BEFORE}) AND {_WHICH} AND value != ''
+    WHERE {_BOTH} AND {_WHICH} AND value != ''
     GROUP BY what, service, value, in_range
 )
 WHERE service IN (SELECT service_name FROM streams WHERE {_BEFORE} AND {_WHICH})

@@ -27,6 +27,7 @@ ORDER BY in_flight DESC, service, vantage, model
 """
 # A stream is stalled at each of its vantages; the client's row has the engine that the server's row names.
 STALLED = f"""
+WITH (SELECT if(count() = 0, now64(9), min(start_time)) FROM stalled_streams) AS first_start
 SELECT
     lower(hex(trace_id)) AS trace, vantage, service_name AS service, model, silence_us, gap_start_us,
     max(engine_id::String) OVER (PARTITION BY tenant, trace_id) AS engine,
@@ -36,7 +37,7 @@ LEFT JOIN
 (
     SELECT tenant, start_time, trace_id, span_id, argMax((cause::String, confidence::String, gap_start_us), gap_start_us) AS newest
     FROM verdicts FINAL
-    WHERE cause != 'base' AND judged_at > now64(3) - INTERVAL 1 HOUR
+    WHERE cause != 'base' AND judged_at > now64(3) - INTERVAL 1 HOUR AND start_time >= first_start
         AND (tenant, start_time, trace_id, span_id) IN (SELECT tenant, start_time, trace_id, span_id FROM stalled_streams)
     GROUP BY tenant, start_time, trace_id, span_id
 ) AS judged USING (tenant, start_time, trace_id, span_id)

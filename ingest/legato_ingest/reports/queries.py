@@ -20,17 +20,27 @@ __all__ = [
 ]
 
 
+_SINCE = "if({since_s:UInt64} = 0, toDateTime64(0, 9), now64(9) - toIntervalSecond({since_s:UInt64}))"
+
+
 def within(time: str) -> str:
-    """Return the SQL condition that a row is of the tenant, and its time in the range (`time_range`); 0 and '' are no limit."""
+    """Return the SQL condition that a row is of the tenant, and its time in the range (`time_range`); 0 and '' are no limit.
+
+    Each bound is one constant, which the primary key can be used for, also for a reader of one tenant (``query.key_ranges``).
+    """
     return (
-        f"({{since_s:UInt64}} = 0 OR {time} >= now64(9) - toIntervalSecond({{since_s:UInt64}}))"
-        f" AND ({{from_ns:Int64}} = 0 OR {time} >= fromUnixTimestamp64Nano({{from_ns:Int64}}))"
-        f" AND ({{to_ns:Int64}} = 0 OR {time} < fromUnixTimestamp64Nano({{to_ns:Int64}}))"
+        f"{time} >= {_SINCE} AND {time} >= fromUnixTimestamp64Nano({{from_ns:Int64}})"
+        f" AND {time} < if({{to_ns:Int64}} = 0, toDateTime64('2262-04-11 00:00:00', 9), fromUnixTimestamp64Nano({{to_ns:Int64}}))"
         " AND ({tenant:String} = '' OR tenant = {tenant:String})"
     )
 
 
 _WITHIN = within("start_time")
+# What an engine recorded for a stream that began in the range. An hour earlier, in case its clock was slow.
+_SERVED = (
+    f"recorded_at >= {_SINCE} - toIntervalHour(1)"
+    " AND recorded_at >= if({from_ns:Int64} = 0, toDateTime64(0, 9), fromUnixTimestamp64Nano({from_ns:Int64}) - toIntervalHour(1))"
+)
 _FILTERS = (
     "({model:String} = '' OR model = {model:String}) AND ({service:String} = '' OR service_name = {service:String}) "
     "AND ({vantage:String} = '' OR vantage = {vantage:String})"
@@ -191,7 +201,7 @@ WITH
     (
         SELECT tenant, engine_id, recorded_at, prefill_tokens, decode_requests, decode_tokens
         FROM engine_steps FINAL
-        WHERE (tenant, engine_id, recorded_at) IN (SELECT tenant, engine_id, arrayJoin(moments) FROM blamed)
+        WHERE {_SERVED} AND (tenant, engine_id, recorded_at) IN (SELECT tenant, engine_id, arrayJoin(moments) FROM blamed)
     )
 SELECT
     engine_id, cause, responses, toString(at) AS happened, step, length(moments) AS steps, stalls, streams, own, excess_us, gap_max_us,
@@ -230,7 +240,7 @@ WITH
     (
         SELECT tenant, response_id, any(queued_us) AS queue_us, any(prefill_us) AS prefill_us
         FROM engine_requests FINAL
-        WHERE (tenant, response_id) IN (SELECT tenant, response_id FROM client)
+        WHERE {_SERVED} AND (tenant, response_id) IN (SELECT tenant, response_id FROM client)
             AND ({{engine:String}} = '' OR engine_id = {{engine:String}})
         GROUP BY tenant, response_id
     ),

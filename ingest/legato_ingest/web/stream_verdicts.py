@@ -33,11 +33,15 @@ ORDER BY stalled_us - stalled_min_us DESC, cause"""
 _SAME_STEP = f"""
 SELECT
     culprit_at_ns, lower(hex(trace_id)) AS trace, max(gap_us) AS longest_us, argMax(cause, gap_us) AS named
-FROM (SELECT *, toString(toUnixTimestamp64Nano(culprit_at)) AS culprit_at_ns FROM verdicts FINAL)
-WHERE tenant = {{tenant:String}}
-    AND start_time BETWEEN fromUnixTimestamp64Nano({{first_ns:Int64}}) - INTERVAL 1 HOUR
-    AND fromUnixTimestamp64Nano({{last_ns:Int64}}) + INTERVAL 1 HOUR
-    AND engine_id = {{engine:String}} AND culprit_step IS NOT NULL AND cause != '{HEALTHY}'
+FROM
+(
+    SELECT *, toString(toUnixTimestamp64Nano(culprit_at)) AS culprit_at_ns
+    FROM verdicts FINAL
+    WHERE tenant = {{tenant:String}}
+        AND start_time BETWEEN fromUnixTimestamp64Nano({{first_ns:Int64}}) - INTERVAL 1 HOUR
+        AND fromUnixTimestamp64Nano({{last_ns:Int64}}) + INTERVAL 1 HOUR
+)
+WHERE engine_id = {{engine:String}} AND culprit_step IS NOT NULL AND cause != '{HEALTHY}'
     AND has({{moments:Array(String)}}, culprit_at_ns) AND NOT has({{traces:Array(String)}}, lower(hex(trace_id)))
 GROUP BY culprit_at_ns, trace
 ORDER BY culprit_at_ns, longest_us DESC, trace
