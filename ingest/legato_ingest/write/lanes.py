@@ -244,7 +244,7 @@ class Apart:
 
     def __init__(self) -> None:
         # The next group of a tenant is the last. The groups of several tenants have no tenant.
-        self._groups = dict[str | None, deque[list[Waiting]]]()
+        self._groups = OrderedDict[str | None, deque[list[Waiting]]]()
 
     def __bool__(self) -> bool:
         return bool(self._groups)
@@ -264,8 +264,7 @@ class Apart:
 
     def take(self) -> list[Waiting]:
         """Remove and return the next group. It is the turn of another tenant then."""
-        tenant = next(iter(self._groups))
-        own = self._groups.pop(tenant)
+        tenant, own = self._groups.popitem(last=False)
         group = own.pop()
         if own:
             self._groups[tenant] = own

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable
 
 from legato_ingest.write.waiting import Waiting
@@ -14,7 +14,7 @@ class Turns:
     """Batches of tenants that take turns, those of each in their order. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._of, self._count = dict[str, deque[Waiting]](), 0
+        self._of, self._count = OrderedDict[str, deque[Waiting]](), 0
 
     def __len__(self) -> int:
         return self._count
@@ -35,14 +35,13 @@ class Turns:
 
     def put_first(self, waiting: Waiting) -> None:
         """Queue a batch before all others."""
-        self._of = {waiting.tenant: self._of.pop(waiting.tenant, deque()), **self._of}
-        self._of[waiting.tenant].appendleft(waiting)
+        self._of.setdefault(waiting.tenant, deque()).appendleft(waiting)
+        self._of.move_to_end(waiting.tenant, last=False)
         self._count += 1
 
     def take(self) -> Waiting:
         """Remove and return the next batch. It is the turn of another tenant then."""
-        tenant = next(iter(self._of))
-        own = self._of.pop(tenant)
+        tenant, own = self._of.popitem(last=False)
         waiting = own.popleft()
         if own:
             self._of[tenant] = own
@@ -58,5 +57,6 @@ class Turns:
     def drain(self) -> list[Waiting]:
         """Remove and return all batches."""
         drained = [waiting for own in self._of.values() for waiting in own]
-        self._of, self._count = {}, 0
+        self._of.clear()
+        self._count = 0
         return drained
