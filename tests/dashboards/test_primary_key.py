@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
-
 from helpers.dashboards.panels import statements
-from helpers.servers.reading import guard_of
+from helpers.servers.reading import guard_of, tables_of
 from legato_ingest.dashboards.macros import Range, expand
 from legato_ingest.storage import Store
 
@@ -32,7 +30,7 @@ def test_panels_use_the_key(store: Store) -> None:
     for board in BOARDS:
         for sql in statements(board).values():
             text = guard.check(expand(sql, span, {}), {}, "shop").sql
-            tables = {name for name in re.findall(r"(?:FROM|JOIN) `?(\w+)`?", text) if name in views}
+            tables = tables_of(text, views)
             by_key += sum(name.endswith("_keyed") for name in tables)
             without |= {(board, name) for name in tables if not name.endswith("_keyed")}
     assert without == WITHOUT and by_key > 200

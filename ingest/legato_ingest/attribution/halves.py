@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 Short = dict[int, StoreError]
 """The smallest parts that the store has no memory for, by number, with the error."""
 
-# A tenant is alone among some thousands in the last part. (Of 300 tenants two are in one of 65,536 parts every second time.)
+# A tenant is alone in one of the last parts, a million of them. With 65,536, two of 300 tenants would share one in every second store.
 _HALVINGS_MAX = 20
 # Of a tenant's path one half each is without it, and succeeds. If the store refuses more than this one after the other, the cause is not
 # the rows of some tenants. Then the run fails, and the next one repeats it.

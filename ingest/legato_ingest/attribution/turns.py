@@ -87,11 +87,12 @@ class Turns:
     def put_part_aside(self, number: int, since_ms: int, seen_ms: int) -> None:
         """Put a smallest part aside that the store had no memory for. What is due is looked for again."""
         own = self._aside.setdefault(number, Aside(in_part(number), since_ms, since_ms, seen_ms))
-        self.is_tried_again(own)
+        self.try_later(own)
 
-    def is_tried_again(self, own: Aside) -> bool:
-        """Note that the store had no memory for what is aside, and return whether to try it later. If not, what follows has no more tries,
-        until a slice is judged: a tenant with too large rows keeps the recorded progress for some seconds only.
+    def try_later(self, own: Aside) -> bool:
+        """Let what the store had no memory for wait for its next try. Return False if it has had all of its tries.
+
+        What follows then has no more, until a slice is judged: a tenant with too large rows holds back the recorded progress for seconds.
         """
         own.tries += 1
         if own.tries >= _TRIES_MAX:

@@ -287,7 +287,7 @@ class AttributionWorker(PeriodicWorker[RunResult]):
         """Return whether a step is not repeated: it was done, or is left out after several tries without memory."""
         if not short:
             return True
-        if self._turns.is_tried_again(own):
+        if self._turns.try_later(own):
             return False
         for error in short.values():
             self._failed(error)

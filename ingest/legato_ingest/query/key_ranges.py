@@ -327,9 +327,7 @@ def _close(words: Sequence[_Word]) -> int:
 def _sides(term: Sequence[_Word]) -> Iterator[tuple[Sequence[_Word], str, Sequence[_Word]]]:
     """Yield both directions of a comparison: one side, the sign, the other side."""
     depth = term[0].depth
-    signs = [
-        at for at, word in enumerate(term) if word.depth == depth and (word.text in ("=", "<", ">", "!") or word[:2] == ("word", "IN"))
-    ]
+    signs = [at for at, word in enumerate(term) if word.depth == depth and word.text in _COMPARING]
     if not signs or signs[-1] - signs[0] != len(signs) - 1:
         return
     sign = "".join(term[at].text for at in signs)

@@ -121,7 +121,7 @@ class Guard:
         # The store appends a FORMAT. It is one more name in the tree, and keeps the statement's end from being read as anything else.
         tree = self._run(f"EXPLAIN AST {statement.sql}", bound(statement, parameters), tenant).decode("utf-8", "replace")
         sql_tree.check(tree, of_one_tenant=of_one_tenant)
-        return replace(statement, has_own_functions=sql_tree.names_lambda(tree))
+        return replace(statement, has_own_functions=sql_tree.names_lambda(tree)) if of_one_tenant else statement
 
     def _with_key(self, statement: CanonicalText, tenant: str) -> CanonicalText:
         """The statement as it is run for a tenant. Functions of the reader's could be applied to the key."""

@@ -148,13 +148,7 @@ class ClientStore(ABC):
         with self._write() as writer:
             return bytes(writer.raw_query(sql, parameters=dict(parameters or {}), fmt="Arrow"))
 
-    def query_bytes(
-        self,
-        sql: str,
-        params: Mapping[str, str] | None = None,
-        fmt: str = "TabSeparated",
-        tenant: str = ALL_TENANTS,
-    ) -> bytes:
+    def query_bytes(self, sql: str, params: Mapping[str, str] | None = None, fmt: str = "TabSeparated", tenant: str = ALL_TENANTS) -> bytes:
         """Return the result of a reader's query in a ClickHouse format, limited to the rows of ``tenant``."""
         for _ in range(_TRIES):
             with self._reader(tenant) as reader:

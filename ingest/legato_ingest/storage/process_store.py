@@ -57,13 +57,7 @@ class ProcessStore:
         """Return the result of one of Legato's own queries as an Arrow table."""
         return pa.ipc.open_file(self._call("select_arrow_bytes", sql, dict(parameters or {}))).read_all()
 
-    def query_bytes(
-        self,
-        sql: str,
-        params: Mapping[str, str] | None = None,
-        fmt: str = "TabSeparated",
-        tenant: str = ALL_TENANTS,
-    ) -> bytes:
+    def query_bytes(self, sql: str, params: Mapping[str, str] | None = None, fmt: str = "TabSeparated", tenant: str = ALL_TENANTS) -> bytes:
         """Return the result of a reader's query in a ClickHouse format, limited to the rows of ``tenant``."""
         if not self._reading:
             raise StoreUnavailable("the server is stopping")

@@ -53,13 +53,7 @@ class Store(Protocol):
         """Return the result of one of Legato's own queries as an Arrow table; strings are binary."""
         ...
 
-    def query_bytes(
-        self,
-        sql: str,
-        params: Mapping[str, str] | None = None,
-        fmt: str = "TabSeparated",
-        tenant: str = ALL_TENANTS,
-    ) -> bytes:
+    def query_bytes(self, sql: str, params: Mapping[str, str] | None = None, fmt: str = "TabSeparated", tenant: str = ALL_TENANTS) -> bytes:
         """Return the result of a reader's query in a ClickHouse format, limited to the rows of ``tenant``.
 
         ``sql`` has no FORMAT clause and was accepted by the SQL guard: the tenant's filter applies to the tables that the guard allows.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import pathlib
 import random
+import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -23,8 +24,9 @@ from legato_ingest.query.reads import QueryStore, Reads
 from legato_ingest.query.sql_guard import Guard
 from legato_ingest.settings import Settings
 from legato_ingest.storage import EmbeddedStore, Store
+from legato_ingest.storage.tenant_views import KEYED_VIEW
 
-__all__ = ["LIMITS", "guard_of", "open_store", "read_app", "reading", "stream", "streams_in"]
+__all__ = ["LIMITS", "guard_of", "open_store", "read_app", "reading", "stream", "streams_in", "tables_of"]
 
 LIMITS: dict[str, int | str] = {
     "max_execution_time": 10,
@@ -48,6 +50,12 @@ def open_store(path: pathlib.Path) -> Iterator[Store]:
 def guard_of(store: Store) -> Guard:
     """A guard that parses statements in the engine of a store, as that of the read endpoint does."""
     return Guard(lambda sql, parameters, tenant: store.query_bytes(sql, parameters, "TabSeparatedRaw", tenant))
+
+
+def tables_of(sql: str, views: Collection[str]) -> set[str]:
+    """Return those of the views of a tenant's reader that a statement reads. The name of one that is read by its key ends with `_keyed`."""
+    named = re.findall(r"(?:FROM|JOIN) `?(\w+)`?", sql)
+    return {name for name in named if name.removesuffix(KEYED_VIEW) in views}
 
 
 def read_app(settings: Settings, store: QueryStore, metrics: Metrics) -> FastAPI:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import legato_ingest.reports
 import legato_ingest.web
-from helpers.servers.reading import guard_of
+from helpers.servers.reading import guard_of, tables_of
 from legato_ingest.query import sql_text
 from legato_ingest.query.key_ranges import with_key
 from legato_ingest.quoting import literal
@@ -41,7 +41,7 @@ def test_own_statements_use_the_key(store: Store) -> None:
         line = store.query_bytes(f"SELECT formatQuerySingleLine({literal(sql)})", fmt="TabSeparatedRaw").decode().strip()
         read = sql_text.read(line, of_one_tenant=True)
         text = with_key(read.sql, *columns, read.subqueries)
-        tables = {name for name in re.findall(r"(?:FROM|JOIN) `?(\w+)`?", text) if name.removesuffix("_keyed") in columns[0]}
+        tables = tables_of(text, columns[0])
         by_key += sum(name.endswith("_keyed") for name in tables)
         without |= {(module, name) for name in tables if not name.endswith("_keyed")}
     assert without == WITHOUT, without - WITHOUT
