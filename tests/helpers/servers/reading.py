@@ -19,14 +19,17 @@ from helpers.servers.stores import copy_migrated
 from legato._timeline import pack
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.batch import Limits
+from legato_ingest.query import sql_text
 from legato_ingest.query.app import create_app
+from legato_ingest.query.key_ranges import with_key
 from legato_ingest.query.reads import QueryStore, Reads
 from legato_ingest.query.sql_guard import Guard
+from legato_ingest.quoting import literal
 from legato_ingest.settings import Settings
 from legato_ingest.storage import EmbeddedStore, Store
 from legato_ingest.storage.tenant_views import KEYED_VIEW
 
-__all__ = ["LIMITS", "guard_of", "open_store", "read_app", "reading", "stream", "streams_in", "tables_of"]
+__all__ = ["LIMITS", "by_key", "guard_of", "open_store", "read_app", "reading", "stream", "streams_in", "tables_of"]
 
 LIMITS: dict[str, int | str] = {
     "max_execution_time": 10,
@@ -50,6 +53,13 @@ def open_store(path: pathlib.Path) -> Iterator[Store]:
 def guard_of(store: Store) -> Guard:
     """A guard that parses statements in the engine of a store, as that of the read endpoint does."""
     return Guard(lambda sql, parameters, tenant: store.query_bytes(sql, parameters, "TabSeparatedRaw", tenant))
+
+
+def by_key(store: Store, sql: str) -> tuple[str, str]:
+    """Return the text of a statement of a tenant's reader without and with the conditions for the primary key. Not checked by the guard."""
+    line = store.query_bytes(f"SELECT formatQuerySingleLine({literal(sql)})", fmt="TabSeparatedRaw").decode().removesuffix("\n")
+    statement = sql_text.read(line, of_one_tenant=True)
+    return statement.sql, with_key(statement.sql, *guard_of(store)._read_columns(), statement.subqueries)
 
 
 def tables_of(sql: str, views: Collection[str]) -> set[str]:

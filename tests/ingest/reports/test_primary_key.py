@@ -9,10 +9,7 @@ from collections.abc import Iterator
 
 import legato_ingest.reports
 import legato_ingest.web
-from helpers.servers.reading import guard_of, tables_of
-from legato_ingest.query import sql_text
-from legato_ingest.query.key_ranges import with_key
-from legato_ingest.quoting import literal
+from helpers.servers.reading import by_key, tables_of
 from legato_ingest.storage import Store
 
 # These have no time: the streams with an id, and what goes on now.
@@ -35,14 +32,11 @@ def statements() -> Iterator[tuple[str, str]]:
 
 def test_own_statements_use_the_key(store: Store) -> None:
     """Each table in each FROM, except those that no time limits."""
-    columns = guard_of(store)._read_columns()
-    without, by_key = set(), 0
+    views = {name for (name,) in store.select("SELECT name FROM system.tables WHERE database = 'default_tenants'")}
+    without, keyed = set(), 0
     for module, sql in statements():
-        line = store.query_bytes(f"SELECT formatQuerySingleLine({literal(sql)})", fmt="TabSeparatedRaw").decode().strip()
-        read = sql_text.read(line, of_one_tenant=True)
-        text = with_key(read.sql, *columns, read.subqueries)
-        tables = tables_of(text, columns[0])
-        by_key += sum(name.endswith("_keyed") for name in tables)
+        tables = tables_of(by_key(store, sql)[1], views)
+        keyed += sum(name.endswith("_keyed") for name in tables)
         without |= {(module, name) for name in tables if not name.endswith("_keyed")}
     assert without == WITHOUT, without - WITHOUT
-    assert by_key > 20
+    assert keyed > 20
