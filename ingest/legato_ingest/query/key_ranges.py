@@ -51,7 +51,7 @@ _SIGNS = frozenset("+ - * / % ( ) , . = < >".split())
 _TIME = re.compile(r"DateTime(64)?(\(.*\))?")
 # The time for a longer statement, and for deeper parentheses, would not be bounded.
 _WORDS_MAX, _NESTED_MAX, _COMPARED_MAX, _ADDED_MAX = 20_000, 20, 20_000, 262_144
-# The functions of the conditions that are written. A lambda with such a name would be applied to the key (also see ``sql_guard``).
+# Functions that the written conditions call. A lambda with such a name would be applied to the key (see ``sql_guard`` as well).
 _WRITTEN = frozenset(
     "cast _cast greatest least ifnull accuratecastornull tointervalsecond plus minus and tuple equals in globalin greaterorequals "
     "lessorequals".split()
