@@ -29,7 +29,8 @@ _sleep = time.sleep
 def watch(number: int, has_begun: Callable[[], bool]) -> None:
     """Send each signal with this number that arrives to the main thread again, until ``has_begun`` returns true.
 
-    To be called in the main thread. Nothing is done where an event loop of the application is woken by signals already, and where threads are greenlets.
+    To be called in the main thread. Nothing is done where an event loop of the application is woken by signals already, and where threads
+    are greenlets.
     """
     global _pipe
     if _pipe is not None or not isinstance(_thread.start_new_thread, BuiltinFunctionType):
