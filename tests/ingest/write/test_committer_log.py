@@ -365,14 +365,14 @@ def test_a_request_that_cannot_be_inserted_delays_the_others_only(
             submit(committer, each).result(PATIENCE_S)
         double.gate.set()
         committer.settle()
-        assert len(streams(store)) == 6 and not count(committer, "errors_total", "set_aside", type(error).__name__)
+        assert len(streams(store)) == 6
         sent = 0
-        while not count(committer, "errors_total", "set_aside", type(error).__name__) and sent < 2_000:
+        while sent < 5 or (not count(committer, "errors_total", "set_aside", type(error).__name__) and sent < 2_000):
             submit(committer, spread_spans(1, 100 + sent)).result(PATIENCE_S)
             sent += 1
             time.sleep(0.01)
         committer.settle()
-        assert len(streams(store)) == 6 + sent and sent > 1
+        assert len(streams(store)) == 6 + sent
         assert count(committer, "errors_total", "set_aside", type(error).__name__) == 1
         assert count(committer, "errors_total", "commit", type(error).__name__) <= 3 + 2
     assert pending(tmp_path) == [(ASIDE, b"".join(body_of(bad).logged()))]
