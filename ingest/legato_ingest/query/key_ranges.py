@@ -17,26 +17,25 @@ from bisect import bisect
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 from legato_ingest.query.sql_text import Token, tokens
+from legato_ingest.query.sql_words import OPPOSITE, Word, close_of, new_names, parentheses, sides, spaced, terms, words_of
 from legato_ingest.quoting import literal
 from legato_ingest.storage.tenant_views import KEY_COLUMN, KEYED_VIEW
 
-__all__ = ["KeyColumns", "with_key"]
+__all__ = ["KeyColumns", "Known", "with_key"]
 
 # Of each view: the columns that may be of its primary key, with their types.
 KeyColumns = Mapping[str, Mapping[str, str]]
 
-_NAMES = ("word", "quoted")
 _ENDS = frozenset(
     "WHERE PREWHERE GROUP HAVING WINDOW QUALIFY ORDER LIMIT OFFSET UNION INTERSECT EXCEPT SETTINGS FORMAT INTERPOLATE".split()
 )
 _KEYWORDS = _ENDS | frozenset("SELECT WITH FROM JOIN AS AND OR NOT IN BETWEEN ON USING ARRAY".split())
-_COMPARING = frozenset("= < > ! IN".split())
 # Whether a row of the table is left out depends on rows of the others for these.
 _INEXACT = frozenset("RIGHT FULL ANY ASOF SEMI ANTI PASTE".split())
-_OPPOSITE = {">": "<", ">=": "<=", "<": ">", "<=": ">=", "=": "="}
 _TIMES = frozenset(
     "todate todatetime todatetime64 fromunixtimestamp fromunixtimestamp64milli fromunixtimestamp64micro fromunixtimestamp64nano now now64 "
     "today yesterday parsedatetimebesteffort parsedatetime64besteffort tostartofsecond tostartofminute tostartoffiveminutes tostartofhour "
@@ -49,8 +48,11 @@ _FUNCTIONS = _TIMES | frozenset(
 )
 _SIGNS = frozenset("+ - * / % ( ) , . = < >".split())
 _TIME = re.compile(r"DateTime(64)?(\(.*\))?")
-# The time for a longer statement, and for deeper parentheses, would not be bounded.
-_WORDS_MAX, _NESTED_MAX, _COMPARED_MAX, _ADDED_MAX = 20_000, 20, 20_000, 262_144
+# The time for a longer statement, and for a longer time in it, would not be bounded.
+_WORDS_MAX, _TIME_WORDS_MAX, _COMPARED_MAX, _ADDED_MAX = 20_000, 200, 20_000, 262_144
+# What follows WITH where it gives no names.
+_NO_NAMES = frozenset("TOTALS TIES FILL ROLLUP CUBE".split())
+_PLAIN_NAME = re.compile(r"[A-Za-z]\w*", re.ASCII)
 # Functions that the written conditions call. A lambda with such a name would be applied to the key (see ``sql_guard`` as well).
 _WRITTEN = frozenset(
     "cast _cast greatest least ifnull accuratecastornull tointervalsecond plus minus and tuple equals in globalin greaterorequals "
@@ -64,20 +66,28 @@ _LIMITS = (("1970-01-01 00:00:01", "2106-02-07 06:28:14"), ("1900-01-01 00:00:01
 _TIME_PARAMETER = re.compile(r"\{\w+:DateTime(64\(.*\))?\}")
 
 
-def with_key(sql: str, columns: KeyColumns, every_column: Collection[str], subqueries: Collection[str]) -> str:
+def with_key(sql: str, columns: KeyColumns, known: Known, subqueries: Collection[str]) -> str:
     """Return the checked text of a statement, with the conditions for the primary key of each of its tables.
 
-    ``every_column``: the names of all columns. ``subqueries``: the names that WITH gives to subqueries.
+    ``known``: the names of all tables and columns. ``subqueries``: the names that WITH gives to subqueries. The text with the conditions
+    can fail where the other one does not, for example if a subquery in WITH reads a column of the table: then the other one is run.
     """
     found = tokens(sql)
     texts, added = [text for _, text in found], 0
-    for table in _Statement(found, columns, every_column, subqueries).tables():
+    for table in _Statement(found, columns, known, subqueries).tables():
         if table.conditions:
             texts[table.place] = _source(table)
             added += len(texts[table.place])
             if added > _ADDED_MAX:
                 return sql
     return "".join(texts)
+
+
+class Known(NamedTuple):
+    """The names of all tables and views that a reader has, and of their columns."""
+
+    tables: Collection[str] = ()
+    columns: Collection[str] = ()
 
 
 @dataclass
@@ -97,29 +107,31 @@ def _source(table: _Table) -> str:
     return f"(SELECT * EXCEPT '^{KEY_COLUMN}' FROM `{table.view}{KEYED_VIEW}` WHERE {conditions}){alias}"
 
 
-class _Word(NamedTuple):
-    """A token that is no space, its place among all tokens, and how many parentheses and brackets are open around it."""
+class _Comparison(NamedTuple):
+    """A comparison in WHERE. ``side``: the words of a column. ``other``: the text of what it is compared with.
 
+    ``kind``: "time" or "text"; "scalar" is a time with a name that WITH gives to a subquery.
+    """
+
+    side: Sequence[Word]
+    sign: str
+    other: str
     kind: str
-    text: str
-    place: int
-    depth: int
-
-    @property
-    def name(self) -> str:
-        """The name that a word or a quoted word is; empty for others."""
-        return self.text.strip("`") if self.kind in _NAMES else ""
 
 
 class _Statement:
-    def __init__(self, found: Sequence[Token], columns: KeyColumns, every_column: Collection[str], subqueries: Collection[str]) -> None:
-        self._columns, self._subqueries = columns, subqueries
-        self._words = list(_words(found))
-        self._closes, self._groups = _parentheses(self._words)
-        self._aliases = Counter(word.name for before, word in zip(self._words, self._words[1:], strict=False) if before.text == "AS")
-        self._qualifiers = {word.name for word, after in zip(self._words, self._words[1:], strict=False) if after.text == "."}
+    def __init__(self, found: Sequence[Token], columns: KeyColumns, known: Known, subqueries: Collection[str]) -> None:
+        self._columns, self._known, self._subqueries = columns, known, subqueries
+        self._key_names = frozenset(name for of_table in columns.values() for name in of_table)
+        self._words = words = list(words_of(found))
+        self._closes, self._groups = parentheses(words)
+        self._aliases = Counter(word.name for before, word in pairwise(words) if before.text == "AS")
+        self._qualifiers = {word.name for word, after in pairwise(words) if after.text == "."}
+        # A table's alias may be the right side of IN.
+        self._in_names = {word.name for before, word in pairwise(words) if before.text == "IN"}
         self._new_names: dict[str, list[int]] = {}
-        self._scalars = {name for name in self._named_scalars(every_column) if self._aliases[name] == 1 and name not in every_column}
+        self._everywhere = set[str]()
+        self._scalars = set[str]()
         # How often a table and a condition may still be compared.
         self._left = _COMPARED_MAX
 
@@ -131,11 +143,39 @@ class _Statement:
             return
         sources = [(at, flat, end, list(self._sources(flat))) for at, flat, end in self._froms()]
         of_tables = {table.alias_at for _, _, _, found in sources for table in found if table is not None}
-        for at, name in _new_names(self._words):
-            if at not in of_tables:
+        with_places = self._with_places()
+        for at, name in new_names(self._words):
+            if at in with_places:
+                self._everywhere.add(name)
+            elif at not in of_tables:
                 self._new_names.setdefault(name, []).append(at)
+        if not any(self._is_foreign(number) for _, flat, _, _ in sources for number in self._source_places(flat)):
+            self._scalars = {name for name in self._named_scalars() if self._is_unmistakable(name)}
         for at, flat, end, found in sources:
             yield from self._with_conditions(at, flat, end, found)
+
+    def _with_places(self) -> set[int]:
+        """The places in each WITH, without its subqueries. ClickHouse gives these names to all parts of a UNION, and to subqueries."""
+        words, places = self._words, set[int]()
+        for at, word in enumerate(words):
+            if word[:2] != ("word", "WITH") or (at + 1 < len(words) and words[at + 1].text in _NO_NAMES):
+                continue
+            number = at + 1
+            while number < len(words) and words[number][:2] != ("word", "SELECT") and words[number].depth >= word.depth:
+                is_subquery = words[number].text == "(" and words[number + 1 : number + 2] and words[number + 1].text in ("SELECT", "WITH")
+                places.add(number)
+                number = self._closes.get(number, number) + 1 if is_subquery else number + 1
+        return places
+
+    def _is_unmistakable(self, name: str) -> bool:
+        """Whether a name that WITH gives to a subquery can mean nothing else, wherever it stands."""
+        is_given_once = self._aliases[name] == 1 and name not in self._subqueries
+        return is_given_once and _PLAIN_NAME.fullmatch(name) is not None and name not in self._known.columns
+
+    def _is_foreign(self, at: int) -> bool:
+        """Whether a source is a table function, or a table that is not of Legato: the names of its columns are not known."""
+        word = self._words[at]
+        return bool(word.name) and word.name not in self._known.tables and word.name not in self._subqueries
 
     def _froms(self) -> Iterator[tuple[int, list[int], int]]:
         """Yield the place of each FROM, those of the words in it that are not in parentheses, and where it ends."""
@@ -153,21 +193,30 @@ class _Statement:
         words = self._words
         if end == len(words) or words[end][:2] != ("word", "WHERE") or _INEXACT & {words[number].text for number in flat}:
             return
-        terms = list(_terms(words[end + 1 : self._clause(end + 1)[1]]))
+        compared = list(self._comparisons(words[end + 1 : self._clause(end + 1)[1]], at))
         is_joined = any(words[number].text == "JOIN" and words[number - 1].text != "ARRAY" for number in flat)
         # Rows of the others may be added to a row of the first table without being of it.
         is_left = any(words[number].text == "LEFT" and words[number + 1].text != "ARRAY" for number in flat)
         named = Counter(table.name for table in found if table is not None)
+        names = Counter(words[number].name for number in self._source_places(flat))
         for table in found[:1] if is_left else found:
-            # With an alias, the table may have its own name as well.
-            if table is None or named[table.name] > 1 or (table.alias_at and table.view in self._qualifiers - {table.name}):
+            if table is None or named[table.name] > 1 or self._is_ambiguous(table, names):
                 continue
-            self._left -= len(terms)
+            self._left -= len(compared)
             if self._left < 0:
                 return
             is_single = len(found) == 1 and not is_joined
-            table.conditions = [each for term in terms for each in self._conditions(table, term, at, is_single=is_single)]
+            table.conditions = [each for comparison in compared for each in self._conditions(table, comparison, is_single=is_single)]
             yield table
+
+    def _is_ambiguous(self, table: _Table, names: Mapping[str, int]) -> bool:
+        """Whether the table may have another name as well, or the same FROM reads what it is called a second time.
+
+        ``names``: how often the FROM names each source.
+        """
+        if not table.alias_at:
+            return names[table.view] > 1
+        return table.view in self._qualifiers - {table.name} or names[table.name] > 0 or table.name in self._in_names
 
     def _clause(self, at: int) -> tuple[list[int], int]:
         """Return the places of the words of a clause that begins at ``at``, without those in parentheses, and where the clause ends."""
@@ -183,11 +232,11 @@ class _Statement:
         return flat, number
 
     def _is_new(self, name: str, at: int) -> bool:
-        """Whether an alias in the same parentheses, or below them, may give a name another meaning."""
+        """Whether an alias in WITH, in the same parentheses, or below them, may give a name another meaning."""
         places, (begin, end) = self._new_names.get(name, []), self._groups[at]
-        return bisect(places, end) > bisect(places, begin)
+        return name in self._everywhere or bisect(places, end) > bisect(places, begin)
 
-    def _named_scalars(self, every_column: Collection[str]) -> Iterator[str]:
+    def _named_scalars(self) -> Iterator[str]:
         """Yield the names that the WITH at the statement's beginning gives to subqueries with one row, as in WITH (SELECT …) AS name.
 
         One without a FROM that names a column depends on the row.
@@ -203,19 +252,24 @@ class _Statement:
             close = self._closes.get(opened, 0)
             is_item = words[before].text in ("WITH", ",") and words[opened].text == "(" and words[opened + 1][:2] == ("word", "SELECT")
             inner = words[opened + 1 : close]
-            depends = not any(word[:2] == ("word", "FROM") for word in inner) and any(word.name in every_column for word in inner)
-            if is_item and close + 2 < len(words) and words[close + 1].text == "AS" and not depends:
+            depends = not any(word[:2] == ("word", "FROM") for word in inner) and any(word.name in self._known.columns for word in inner)
+            if is_item and close + 2 < len(words) and words[close + 1].text == "AS" and words[close + 2].kind == "word" and not depends:
                 yield words[close + 2].name
 
-    def _sources(self, flat: Sequence[int]) -> Iterator[_Table | None]:
-        """Yield what stands between FROM, commas and JOIN; None for what is no table of Legato."""
+    def _source_places(self, flat: Sequence[int]) -> Iterator[int]:
+        """Yield the places of what stands between FROM, commas and JOIN."""
         words, is_array = self._words, False
         for number in flat:
             text = words[number].text
             if text == "JOIN":
                 is_array = words[number - 1].text == "ARRAY"
             if text in ("FROM", "JOIN", ",") and not is_array and number + 1 < len(words):
-                yield self._table(number + 1)
+                yield number + 1
+
+    def _sources(self, flat: Sequence[int]) -> Iterator[_Table | None]:
+        """Yield the sources of a FROM; None for what is no table with a key."""
+        for number in self._source_places(flat):
+            yield self._table(number)
 
     def _table(self, at: int) -> _Table | None:
         word, after = self._words[at], self._words[at + 1 : at + 3]
@@ -225,140 +279,71 @@ class _Statement:
         has_alias = len(after) == 2 and after[0].text == "AS"
         return _Table(word.name, after[1].name if has_alias else word.name, word.place, at + 1 if has_alias else 0)
 
-    def _conditions(self, table: _Table, term: Sequence[_Word], at: int, *, is_single: bool) -> Iterator[str]:
-        """Yield the condition for the key that a term of WHERE contains."""
-        for side, sign, other in _sides(term):
-            column = self._column(table, side, is_single=is_single)
-            # The name of the column, or of its table.
-            if column and self._is_new(side[0].name, at):
-                continue
-            if column and sign in _OPPOSITE and _TIME.fullmatch(self._columns[table.view][column]):
-                if self._is_time(other):
-                    yield from _of_time(column, self._columns[table.view][column], sign, "".join(_spaced(other)))
-            elif column and self._columns[table.view][column] == "String" and sign in ("=", "IN") and _are_strings(other):
-                yield f"(`{KEY_COLUMN}{column}` {sign} {''.join(_spaced(other))})"
+    def _comparisons(self, where: Sequence[Word], at: int) -> Iterator[_Comparison]:
+        """Yield the comparisons in a WHERE of what may be a column of a key with a constant. ``at``: the place of the FROM."""
+        for term in terms(where):
+            for side, sign, other in sides(term):
+                # The name of the column, or of its table.
+                is_column = len(side) in (1, 3) and side[-1].name in self._key_names and not self._is_new(side[0].name, at)
+                kind = self._kind(other) if is_column else ""
+                if kind:
+                    yield _Comparison(side, sign, "".join(spaced(other)), kind)
 
-    def _column(self, table: _Table, side: Sequence[_Word], *, is_single: bool) -> str:
+    def _kind(self, words: Sequence[Word]) -> str:
+        if _are_strings(words):
+            return "text"
+        return self._kind_of_time(words) if len(words) <= _TIME_WORDS_MAX else ""
+
+    def _conditions(self, table: _Table, comparison: _Comparison, *, is_single: bool) -> Iterator[str]:
+        """Yield the condition for the key that a comparison contains.
+
+        In a join, a subquery in WITH may depend on the row of another table, which has a column of the same name.
+        """
+        side, sign, other, kind = comparison
+        column = self._column(table, side, is_single=is_single)
+        if not column or (kind == "scalar" and not is_single):
+            return
+        type_name = self._columns[table.view][column]
+        is_one_text = kind == "text" and not other.startswith("(")
+        if sign in OPPOSITE and _TIME.fullmatch(type_name) and (kind != "text" or (is_one_text and not other.startswith("{"))):
+            yield from _of_time(column, type_name, sign, other)
+        elif type_name == "String" and sign in ("=", "IN") and kind == "text":
+            yield f"(`{KEY_COLUMN}{column}` {sign} {other})"
+
+    def _column(self, table: _Table, side: Sequence[Word], *, is_single: bool) -> str:
         """Return the name of the key's column that one side of a comparison is; empty if it is none."""
         name = side[-1].name if side else ""
         is_own = len(side) == 3 and side[0].name == table.name and side[1].text == "."
         is_alone = len(side) == 1 and is_single
         return name if (is_own or is_alone) and name in self._columns[table.view] else ""
 
-    def _is_time(self, words: Sequence[_Word]) -> bool:
-        """Whether an expression is made of constants and is a time, or a text that is read as one."""
-        if len(words) == 1 and words[0].kind in ("string", "parameter"):
-            return words[0].kind == "string" or _TIME_PARAMETER.fullmatch(words[0].text) is not None
-        is_time = False
+    def _kind_of_time(self, words: Sequence[Word]) -> str:
+        """Return "time" or "scalar" for an expression of constants that is a time; empty for others."""
+        if len(words) == 1 and words[0].kind == "parameter":
+            return "time" if _TIME_PARAMETER.fullmatch(words[0].text) else ""
+        is_time = has_scalar = False
         for at, word in enumerate(words):
             if word.name:
-                name, is_scalar = word.name.lower(), word.name in self._scalars
-                is_call = words[at + 1 : at + 2] != [] and words[at + 1].text == "(" and name in _FUNCTIONS
-                if is_call and name == "cast" and not _CAST_TO.fullmatch(words[at + _close(words[at + 1 :])].text):
-                    return False
+                name, is_called = word.name.lower(), words[at + 1 : at + 2] != [] and words[at + 1].text == "("
+                is_scalar, is_call = not is_called and word.name in self._scalars, is_called and name in _FUNCTIONS
+                if is_call and name == "cast" and not _CAST_TO.fullmatch(words[at + close_of(words[at + 1 :])].text):
+                    return ""
                 is_time |= is_scalar or (is_call and name in _TIMES)
+                has_scalar |= is_scalar
                 if not is_scalar and not is_call and word[:2] not in (("word", "AND"), ("word", "OR"), ("word", "NOT")):
-                    return False
+                    return ""
             elif word.kind == "sign" and word.text not in _SIGNS:
-                return False
-        return is_time
+                return ""
+        return ("scalar" if has_scalar else "time") if is_time else ""
 
 
-def _words(found: Sequence[Token]) -> Iterator[_Word]:
-    depth = 0
-    for place, (kind, text) in enumerate(found):
-        if kind != "space":
-            depth -= text in (")", "]")
-            yield _Word(kind, text, place, depth)
-            depth += text in ("(", "[")
-
-
-def _parentheses(words: Sequence[_Word]) -> tuple[dict[int, int], list[tuple[int, int]]]:
-    """Return where each parenthesis or bracket closes, and for each word where the statement of a UNION around it begins and ends."""
-    closes: dict[int, int] = {}
-    groups, around, opened = [(0, len(words))], list[int](), [(0, 0)]
-    for at, word in enumerate(words):
-        if word.text in (")", "]") and len(opened) > 1:
-            begin, group = opened.pop()
-            closes[begin], groups[group] = at, (groups[group][0], at)
-        around.append(opened[-1][1])
-        if word.text in ("(", "["):
-            opened.append((at, len(groups)))
-            groups.append((at, len(words)))
-        elif word[:2] == ("word", "UNION"):
-            begin, group = opened[-1]
-            groups[group] = groups[group][0], at
-            opened[-1] = begin, len(groups)
-            groups.append((at, len(words)))
-    return closes, [groups[group] for group in around]
-
-
-def _new_names(words: Sequence[_Word]) -> Iterator[tuple[int, str]]:
-    """Yield the places and names of the aliases, but of columns that keep their name, and of the arguments of lambdas."""
-    for at, word in enumerate(words):
-        if word.text == "AS" and at + 1 < len(words):
-            if words[at - 1].name != words[at + 1].name or words[at - 2].text == ".":
-                yield at, words[at + 1].name
-        elif word.text == "->":
-            yield at, words[at - 1].name
-
-
-def _terms(words: Sequence[_Word], deeper: int = _NESTED_MAX) -> Iterator[Sequence[_Word]]:
-    """Yield the conditions that AND joins, also in parentheses."""
-    words = _bare(words)
-    if not words or not deeper:
-        return
-    depth = words[0].depth
-    flat = [word.text for word in words if word.depth == depth and word.kind == "word"]
-    if "OR" in flat or "NOT" in flat or "BETWEEN" in flat:
-        return
-    ands = [at for at, word in enumerate(words) if word.depth == depth and word[:2] == ("word", "AND")]
-    if not ands:
-        yield words
-        return
-    for begin, end in zip((-1, *ands), (*ands, len(words)), strict=True):
-        yield from _terms(words[begin + 1 : end], deeper - 1)
-
-
-def _close(words: Sequence[_Word]) -> int:
-    return next((at for at, word in enumerate(words) if at and word.depth == words[0].depth), -1)
-
-
-def _sides(term: Sequence[_Word]) -> Iterator[tuple[Sequence[_Word], str, Sequence[_Word]]]:
-    """Yield both directions of a comparison: one side, the sign, the other side."""
-    depth = term[0].depth
-    signs = [at for at, word in enumerate(term) if word.depth == depth and word.text in _COMPARING]
-    if not signs or signs[-1] - signs[0] != len(signs) - 1:
-        return
-    sign = "".join(term[at].text for at in signs)
-    left, right = _bare(term[: signs[0]]), term[signs[-1] + 1 :]
-    yield left, sign, right if sign == "IN" else _bare(right)
-    if sign in _OPPOSITE:
-        yield _bare(right), _OPPOSITE[sign], left
-
-
-def _bare(words: Sequence[_Word]) -> Sequence[_Word]:
-    """Return an expression without parentheses around it."""
-    for _ in range(_NESTED_MAX):
-        if len(words) < 3 or words[0].text != "(" or _close(words) != len(words) - 1:
-            break
-        words = words[1:-1]
-    return words
-
-
-def _are_strings(words: Sequence[_Word]) -> bool:
+def _are_strings(words: Sequence[Word]) -> bool:
     """Whether an expression is a text, or a list of texts in parentheses."""
     if len(words) == 1:
         return words[0].kind == "string" or (words[0].kind == "parameter" and words[0].text.endswith(":String}"))
     inner = words[1:-1]
     is_list = len(words) > 2 and words[0].text == "(" and words[-1].text == ")"
     return is_list and all(word.kind == "string" if at % 2 == 0 else word.text == "," for at, word in enumerate(inner))
-
-
-def _spaced(words: Sequence[_Word]) -> Iterator[str]:
-    """Yield the texts of words with the spaces that were between them."""
-    for before, word in zip((None, *words[:-1]), words, strict=True):
-        yield f"{' ' if before is not None and word.place > before.place + 1 else ''}{word.text}"
 
 
 def _of_time(column: str, type_name: str, sign: str, expression: str) -> Iterator[str]:

@@ -17,18 +17,18 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import anyio.to_thread
 
 from legato_ingest.definitions import ALL_TENANTS
-from legato_ingest.errors import BadRequest, QueryEnded, StoreRestarting
+from legato_ingest.errors import BadRequest, QueryEnded, StoreRefused, StoreRestarting
 from legato_ingest.metrics import Metrics
 from legato_ingest.query.clickhouse_http import Encoded
 from legato_ingest.query.ended_queries import EndedQueries, form_of
 from legato_ingest.query.row_counts import without_rows_before_limit
 from legato_ingest.query.sql_guard import Guard, bound
-from legato_ingest.query.sql_text import check_format
+from legato_ingest.query.sql_text import CanonicalText, check_format
 from legato_ingest.query.turns import Turns
 from legato_ingest.quoting import Value, parameter
 from legato_ingest.settings import Settings
 
-__all__ = ["QueryStore", "Reads", "Result", "Run", "compressed"]
+__all__ = ["QueryStore", "Reads", "Result", "Run", "compressed", "content_of"]
 
 Run = Callable[[str, Mapping[str, Value]], list[dict[str, Any]]]
 """Returns the rows of a statement, each by column name; values are bound to the statement's parameters."""
@@ -39,6 +39,8 @@ _LENGTH_OF_ONE = 65_536
 _PAGE_ROWS_BYTES_MAX = 32 * 2**20
 # While statements of tenants under suspicion run alone, the others may wait for so many times the time of a statement.
 _SUSPECT_TIMES = 4
+# Codes of statements that would read or return too much: without the key they read more.
+_LIMITS = frozenset((158, 160, 307, 396))
 
 
 def _settled(tenant: str, stale_max_s: float) -> Callable[[], None]:
@@ -66,6 +68,16 @@ class Result(NamedTuple):
     content: bytes
     format: str
     zone: str
+
+
+def content_of(store: QueryStore, statement: CanonicalText, values: Mapping[str, Any], chosen: str, tenant: str) -> bytes:
+    """Run a checked statement. If it fails with the conditions for the primary key, the one without them gives the result, or the error."""
+    try:
+        return store.query_bytes(statement.sql, values, chosen, tenant)
+    except StoreRefused as error:
+        if statement.without_key is None or error.code in _LIMITS:
+            raise
+    return store.query_bytes(statement.without_key, values, chosen, tenant)
 
 
 class Reads:
@@ -178,7 +190,7 @@ class Reads:
             statement = self._guard.check(sql, parameters, tenant)
             chosen = statement.format or default_format
             check_format(chosen)
-            content = self.store.query_bytes(statement.sql, bound(statement, parameters), chosen, tenant)
+            content = content_of(self.store, statement, bound(statement, parameters), chosen, tenant)
             content = content if tenant == ALL_TENANTS else without_rows_before_limit(content, chosen)
         except QueryEnded as error:
             self._ended.ended(tenant, form, error.tenants, is_alone=error.is_alone)

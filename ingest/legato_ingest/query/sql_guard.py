@@ -19,7 +19,7 @@ from typing import Any
 from legato_ingest.definitions import ALL_TENANTS
 from legato_ingest.errors import StoreRefused
 from legato_ingest.query import sql_text, sql_tree
-from legato_ingest.query.key_ranges import KeyColumns, with_key
+from legato_ingest.query.key_ranges import KeyColumns, Known, with_key
 from legato_ingest.query.sql_template import Generalized, Template, generalize, template
 from legato_ingest.query.sql_text import CanonicalText, Refused
 from legato_ingest.storage.tenant_views import FINAL_VIEW, Column, key_columns
@@ -57,7 +57,7 @@ class Guard:
 
     def __init__(self, run: Run, own: str = "default") -> None:
         self._run, self._own = run, own
-        self._columns: tuple[KeyColumns, frozenset[str]] = {}, frozenset()
+        self._columns: tuple[KeyColumns, Known] = {}, Known()
         # None: this text with stand-ins has no template; statements of this form are cached by their full text.
         # With the size of each entry when it was added: a text grows when its UTF-8 is asked for.
         self._cache: OrderedDict[_Key, tuple[CanonicalText | Template | None, int]] = OrderedDict()
@@ -86,8 +86,8 @@ class Guard:
         if cached is not _MISSING:
             return cached if isinstance(cached, Template) else None
         try:
-            statement = self._judge(general.text, parameters, tenant)
-            found = template(statement, self._with_key(statement, tenant), len(general.numbers))
+            statement = self._with_key(self._judge(general.text, parameters, tenant), tenant)
+            found = template(statement, len(general.numbers))
         except StoreRefused:
             # The statement itself is checked next: its error names its own numbers.
             return None
@@ -129,14 +129,17 @@ class Guard:
             return statement
         if not self._columns[0]:
             self._columns = self._read_columns()
-        return replace(statement, sql=with_key(statement.sql, *self._columns, statement.subqueries))
+        sql = with_key(statement.sql, *self._columns, statement.subqueries)
+        return statement if sql == statement.sql else replace(statement, sql=sql, without_key=statement.sql)
 
-    def _read_columns(self) -> tuple[KeyColumns, frozenset[str]]:
+    def _read_columns(self) -> tuple[KeyColumns, Known]:
         """The columns that may be of a primary key, with their types, and all names. A table that is made later is not known."""
         rows = [row.split("\t") for row in self._run(_COLUMNS, {}, ALL_TENANTS).decode().splitlines()]
         columns = [Column(table, "", name, type_name, "", is_in_key) for table, name, type_name, is_in_key in rows]
         found = key_columns(columns)
-        return found | {f"{table}{FINAL_VIEW}": of_table for table, of_table in found.items()}, frozenset(column.name for column in columns)
+        tables = {column.table for column in columns}
+        known = Known(tables | {f"{table}{FINAL_VIEW}" for table in tables}, {column.name for column in columns})
+        return found | {f"{table}{FINAL_VIEW}": of_table for table, of_table in found.items()}, known
 
     def _canonical(self, text: str, tenant: str) -> str:
         """The statement in one line. The parser rejects several statements, and text after an unmatched parenthesis."""
@@ -152,11 +155,13 @@ _MISSING = object()
 
 def _size_bytes(key: _Key, value: CanonicalText | Template | None) -> int:
     """Return the memory of an entry of the cache."""
-    statement = value.checked if isinstance(value, Template) else value
-    texts = (*key, *((statement.sql,) if statement is not None else ()), *(value.pieces if isinstance(value, Template) else ()))
-    names = (*statement.parameters, *statement.subqueries) if statement is not None else ()
+    texts, statement = [*key], value.checked if isinstance(value, Template) else value
+    if statement is not None:
+        texts += (statement.sql, statement.without_key or "", *statement.parameters, *statement.subqueries)
+    if isinstance(value, Template):
+        texts += (*value.sql.texts, *(value.without_key.texts if value.without_key is not None else ()))
     # Twice for the UTF-8 of a text, which may be kept beside it.
-    return 2 * sum(map(sys.getsizeof, (*texts, *names)))
+    return 2 * sum(map(sys.getsizeof, texts))
 
 
 def bound(statement: CanonicalText, parameters: Parameters) -> Parameters:

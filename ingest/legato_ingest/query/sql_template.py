@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from legato_ingest.query.sql_text import CanonicalText, tokens
 
-__all__ = ["Generalized", "Template", "generalize", "template"]
+__all__ = ["Generalized", "Pieces", "Template", "generalize", "template"]
 
 # Decimal integers: ClickHouse reads them as a UInt64 and prints them with the same digits. A moment is below 4 * 10^12, and another number
 # below 9 * 10^8, which is less than their stand-ins.
@@ -49,19 +49,32 @@ class Generalized:
 
 
 @dataclass(frozen=True, slots=True)
-class Template:
-    """The canonical text of a checked statement, cut at its stand-ins. ``order``: which number follows each piece but the last."""
+class Pieces:
+    """A text that is cut at its stand-ins. ``order``: which number follows each piece but the last."""
 
-    checked: CanonicalText
-    pieces: tuple[str, ...]
+    texts: tuple[str, ...]
     order: tuple[int, ...]
 
-    def fill(self, numbers: Sequence[str]) -> CanonicalText:
-        """Return the canonical text of the statement with these numbers."""
-        parts = [self.pieces[0]]
-        for place, piece in zip(self.order, self.pieces[1:], strict=True):
+    def fill(self, numbers: Sequence[str]) -> str:
+        """Return the text with these numbers."""
+        parts = [self.texts[0]]
+        for place, piece in zip(self.order, self.texts[1:], strict=True):
             parts += (numbers[place], piece)
-        return replace(self.checked, sql="".join(parts))
+        return "".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A checked statement, and its text in pieces. ``without_key``: the text without the conditions for the primary key, if it has any."""
+
+    checked: CanonicalText
+    sql: Pieces
+    without_key: Pieces | None
+
+    def fill(self, numbers: Sequence[str]) -> CanonicalText:
+        """Return the statement with these numbers."""
+        without_key = self.without_key.fill(numbers) if self.without_key is not None else None
+        return replace(self.checked, sql=self.sql.fill(numbers), without_key=without_key)
 
 
 def generalize(text: str) -> Generalized | None:
@@ -84,24 +97,27 @@ def generalize(text: str) -> Generalized | None:
     return Generalized("".join((*parts, text[end:])), tuple(numbers))
 
 
-def template(checked: CanonicalText, run: CanonicalText, stand_ins: int) -> Template | None:
-    """Cut the text that is run at its stand-ins; None unless each of them is exactly one number of the checked text.
+def template(checked: CanonicalText, stand_ins: int) -> Template | None:
+    """Cut a statement at its stand-ins; None unless each of them is exactly one number of the text without the key's conditions.
 
     A stand-in that ClickHouse read as part of a comment, a string or a name is not there as a number. One that the statement held already,
-    or that ClickHouse repeats, is there twice. ``run`` may repeat each of them: the conditions for the primary key do.
+    or that ClickHouse repeats, is there twice. The conditions for the primary key repeat each of them.
     """
-    if sorted(_cut(checked, stand_ins).order) != list(range(stand_ins)):
+    plain = _cut(checked.sql if checked.without_key is None else checked.without_key, stand_ins)
+    if sorted(plain.order) != list(range(stand_ins)):
         return None
-    return _cut(run, stand_ins)
+    if checked.without_key is None:
+        return Template(checked, plain, None)
+    return Template(checked, _cut(checked.sql, stand_ins), plain)
 
 
-def _cut(checked: CanonicalText, stand_ins: int) -> Template:
+def _cut(sql: str, stand_ins: int) -> Pieces:
     expected = {str(first + index): index for index in range(stand_ins) for first in (_STAND_IN_MOMENT, _STAND_IN)}
     pieces, order = [""], []
-    for kind, text in tokens(checked.sql):
+    for kind, text in tokens(sql):
         if kind == "number" and text in expected:
             order.append(expected[text])
             pieces.append("")
         else:
             pieces[-1] += text
-    return Template(checked, tuple(pieces), tuple(order))
+    return Pieces(tuple(pieces), tuple(order))

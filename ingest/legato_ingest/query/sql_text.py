@@ -54,6 +54,7 @@ class CanonicalText:
     """A statement's canonical text without its FORMAT clause, the format that the clause names, and the names of its parameters.
 
     ``subqueries``: the names that WITH gives to subqueries, which the syntax tree leaves out. ``has_own_functions``: it names a lambda.
+    ``without_key``: the text without the conditions for the primary key (``key_ranges``), if ``sql`` has such conditions.
     """
 
     sql: str
@@ -61,6 +62,7 @@ class CanonicalText:
     parameters: frozenset[str]
     subqueries: frozenset[str] = frozenset()
     has_own_functions: bool = False
+    without_key: str | None = None
 
 
 def read(canonical: str, own: str = "default", *, of_one_tenant: bool = False) -> CanonicalText:
