@@ -2,7 +2,8 @@
 
 Both add up to the same, so a panel's figures do not depend on the choice; samples that arrive late are missing until their period is
 computed again, within a minute. Periods that may still change are read from the samples: the newest one of the rollup, and everything after
-it. The rollup is computed from its first period on, so nothing before the newest one is missing. The module holds SQL only; `boards/` has
+it. The rollup of a tenant is computed from its first period on, so nothing of it before the newest one is missing. Only who reads all
+tenants may miss periods of one for which the store has too little memory, until they are computed. The module holds SQL only; `boards/` has
 the panels.
 """
 

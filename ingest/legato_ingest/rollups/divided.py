@@ -1,9 +1,9 @@
 """Rollups of single tenants that take much memory: computed behind everything else, in small pieces, over several runs.
 
 One tenant with long texts must not keep the others waiting. What the store refused waits here, and is left out of the statements for all
-others until it is computed. Tenants have their turns. Of a tenant the pieces that may fit come first, and a period that must be divided by
-its keys goes on where the last run ended. If its rows changed meanwhile, it is computed once more from its beginning. The module has no SQL
-and reads no clock.
+others until it is computed. Tenants have their turns. Of a tenant the pieces that may fit come first, or the oldest periods, and a period
+that must be divided by its keys goes on where the last run ended. If its rows changed meanwhile, it is computed once more from its
+beginning. The module has no SQL and reads no clock.
 """
 
 from __future__ import annotations
@@ -39,9 +39,13 @@ class _Work:
 
 
 class Divided:
-    """Pieces that wait. Not for several threads at once."""
+    """Pieces that wait. Not for several threads at once.
 
-    def __init__(self) -> None:
+    ``in_order``: of a tenant no period is computed before an older one, so while it has pieces here, all of its periods come here.
+    """
+
+    def __init__(self, *, in_order: bool = False) -> None:
+        self._in_order = in_order
         # By tenant, in their turns.
         self._works: dict[str, list[_Work]] = {}
 
@@ -63,7 +67,10 @@ class Divided:
             self._works.setdefault(tenant, []).append(_Work(table, replace(piece, starts_s=starts_s, apart=()), before))
 
     def left_out(self, table: str, starts_s: NDArray[np.int64], before: Progress) -> Piece:
-        """Return the piece of these periods (Unix s, ascending) without those that wait; note that these changed after ``before``."""
+        """Return the piece of these periods (Unix s, ascending) without those that wait; note that these changed after ``before``.
+
+        With ``in_order`` all of them wait for the tenants that have pieces here.
+        """
         starts, apart = set(starts_s.tolist()), set[tuple[str, int]]()
         for tenant, works in self._works.items():
             for work in works:
@@ -71,14 +78,19 @@ class Divided:
                     if work.next.number:
                         work.changed = work.changed or before
                     apart |= {(tenant, start) for start in work.next.starts_s.tolist() if start in starts}
-        return Piece(starts_s, apart=tuple(sorted(apart)))
+        left = Piece(starts_s, apart=tuple(sorted(apart)))
+        if not self._in_order or not self._works:
+            return left
+        for tenant in list(self._works):
+            self.add(table, replace(left, tenants=(tenant,)), before)
+        return replace(left, apart=tuple((tenant, start) for tenant in sorted(self._works) for start in sorted(starts)))
 
     def step(self, run: Callable[[str, Piece], None]) -> tuple[str, NDArray[np.int64]] | None:
         """Call ``run`` for the next table and piece. Return the table and the periods (Unix s) that are complete now, if any are."""
         tenant, works = next(iter(self._works.items()))
         # The tenant's next turn is behind those of the others.
         self._works[tenant] = self._works.pop(tenant)
-        work = min(works, key=lambda each: each.next.shares)
+        work = self._first(works)
         piece = work.next
         if not fits(piece, lambda piece: run(work.table, piece)):
             self._halve(works, work)
@@ -93,8 +105,20 @@ class Divided:
         """Return the progress that excludes nothing that waits; ``found`` if nothing does."""
         return min([found, *(work.before for works in self._works.values() for work in works)])
 
+    def _first(self, works: list[_Work]) -> _Work:
+        """Return the work that is next; with ``in_order`` without its periods after the first one of another work."""
+        if not self._in_order:
+            return min(works, key=lambda each: each.next.shares)
+        work, *others = sorted(works, key=lambda each: int(each.next.starts_s[0]))
+        starts_s = work.next.starts_s
+        older = starts_s < min((each.next.starts_s[0] for each in others), default=starts_s[-1] + 1)
+        if not older.all():
+            works.append(replace(work, next=replace(work.next, starts_s=starts_s[~older])))
+            work.next = replace(work.next, starts_s=starts_s[older])
+        return work
+
     def _halve(self, works: list[_Work], work: _Work) -> None:
-        """Divide the periods, of which the newer ones come first, or the keys: all shares have one size."""
+        """Divide the periods, of which the newer ones come first unless ``in_order``, or the keys: all shares have one size."""
         first, second = work.next.halves()
         works.remove(work)
         if len(work.next.starts_s) == 1:

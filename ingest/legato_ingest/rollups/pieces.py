@@ -8,7 +8,6 @@ memory once is better than one that fails for ever. The module contains no SQL o
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,9 +17,7 @@ from numpy.typing import NDArray
 from legato_ingest.errors import MEMORY_LIMIT_EXCEEDED, StoreUnavailable
 from legato_ingest.quoting import literal
 
-__all__ = ["Piece", "by_tenant", "fits", "in_pieces"]
-
-_log = logging.getLogger("legato")
+__all__ = ["Piece", "by_tenant", "fits"]
 
 _MEMORY_MAX_BYTES = 256 * 2**20
 _SHARES_MAX = 64
@@ -84,22 +81,6 @@ def fits(piece: Piece, run: Callable[[Piece], None]) -> bool:
             raise
         return False
     return True
-
-
-def in_pieces(what: str, starts_s: NDArray[np.int64], run: Callable[[Piece], None]) -> None:
-    """Call ``run`` for these periods (Unix s, ascending, at least one), again in pieces where it is refused for its memory.
-
-    A part of a refused piece may have been written, so the same rows may be written again. ``what`` names the work in the log.
-    """
-    left, done = [Piece(starts_s)], 0
-    while left:
-        piece = left.pop()
-        if fits(piece, run):
-            done += 1
-        else:
-            left.extend(reversed(piece.halves()))
-    if done > 1:
-        _log.warning("%s: %d periods from %d (Unix s) were computed in %d pieces for their memory", what, len(starts_s), starts_s[0], done)
 
 
 def by_tenant(whole: Piece, run: Callable[[Piece], None], tenants: Callable[[Piece], Sequence[str]]) -> list[Piece]:

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from legato_ingest.errors import StoreError
+from legato_ingest.rollups.backlog import Progress
 from legato_ingest.rollups.compute import TIME_MAX, passes, within
-from legato_ingest.rollups.pieces import Piece, in_pieces
+from legato_ingest.rollups.divided import NO_PROGRESS, Divided
+from legato_ingest.rollups.pieces import Piece, by_tenant
 from legato_ingest.storage import Store
 from legato_ingest.storage.sql import after_until_ms
 
@@ -24,13 +27,16 @@ __all__ = ["PERIOD_S", "SampleRollup"]
 
 PERIOD_S = 300
 """The length of a row's period. ``toStartOfFiveMinutes`` and the table's name mean the same."""
+_TABLE = "node_samples_5min"
 # One statement reads about so many samples, or one period.
 _SAMPLES_MAX = 2_000_000
 # After a failure a part has one period; each part that is computed lets the next be so many times as large.
 _GROWTH = 16
 
+# The start of a sample's period in Unix s.
+_START = f"intDiv(toUnixTimestamp64Second(recorded_at), {PERIOD_S}) * {PERIOD_S}"
 _FOUND = """
-SELECT intDiv(toUnixTimestamp64Second(recorded_at), {period_s}) * {period_s} AS at, count() AS samples FROM node_samples
+SELECT {start} AS at, count() AS samples FROM node_samples
 WHERE {condition} AND recorded_at < {time_max}
 GROUP BY at"""
 # The values of a period in the order of their times. NULL, which only histograms have, is left out.
@@ -49,68 +55,98 @@ SELECT
     arraySum((now, before) -> if(now >= before, now - before, now), arrayPopFront(ordered), arrayPopBack(ordered)),
     toUInt64(sumIf(ifNull(count, 0), {delta})), sumIf(ifNull(sum, 0), {delta})
 FROM node_samples FINAL
-WHERE {within} AND {keys}
+WHERE {rows} AND {keys}
 GROUP BY tenant, metric, engine_id, host, series, at"""
 
 
 class SampleRollup:
-    """Computes the rollup part by part, and keeps the periods that are left. Not for several threads at once."""
+    """Computes the rollup part by part, and keeps the periods that are left. Not for several threads at once.
+
+    What the store refuses of one tenant for its memory is computed behind the periods of the others, in small pieces. The later periods of
+    that tenant wait for it: panels rely on all periods of their tenant before the newest one.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
         # The number of samples by the start of each period in Unix s.
         self._left: dict[int, int] = {}
-        # Everything received up to the first time is rolled up, and up to the second one when no period is left.
-        self._done_ms = self._until_ms = 0
+        # Dirty periods were looked for among what was received after the first time and up to the second one, and those received up to the
+        # third one were computed, or are divided (Unix ms).
+        self._since_ms = self._until_ms = self._done_ms = 0
         self._found_at_s = float("-inf")
         self._samples_max = _SAMPLES_MAX
+        self._divided = Divided(in_order=True)
 
-    def step(self, since_ms: int, until_ms: int, rolled_ms: int, every_s: float) -> int | None:
-        """Compute the next part. Return the progress to store, a time of receipt in Unix ms: everything received before is rolled up.
+    def step(self, since_ms: int, until_ms: int, rolled_ms: int, every_s: float) -> None:
+        """Compute the next part. ``since_ms``: the progress in the store; ``until_ms``: the watermark; ``rolled_ms``: the rows' version.
 
-        None: there is nothing to store. ``since_ms`` is the progress in the store, ``until_ms`` the watermark, and ``rolled_ms`` the
-        version of the rows. When no part is left, dirty periods are looked for ``every_s`` after the last time. If a part fails, the next
-        run begins with its first period alone, and the parts grow again: panels rely on all periods before the newest one.
+        When no part is left, dirty periods are looked for ``every_s`` after the last time. If a part fails, the next run begins with its
+        first period alone, and the parts grow again. Raises ``StoreError``.
         """
-        since_ms = max(since_ms, self._done_ms)
         if not self._left:
-            if until_ms <= since_ms or time.monotonic() - self._found_at_s < every_s:
-                return None
-            self._left = self._found(after_until_ms("received_at", since_ms, until_ms))
-            self._until_ms, self._found_at_s, self._samples_max = until_ms, time.monotonic(), _SAMPLES_MAX
-            if since_ms:
-                # A few late samples make periods dirty that have many.
-                for part in passes(_sorted(self._left)):
-                    self._left |= self._found(within("recorded_at", part, PERIOD_S))
-            if not self._left:
-                self._done_ms = until_ms
-                return None
+            self._look(max(since_ms, self._until_ms), until_ms, every_s)
+        if not self._left:
+            return
         try:
-            self._compute_part(self._left, rolled_ms)
+            self._compute_part(self._left, self._divided, (self._since_ms, 0), rolled_ms)
         except StoreError:
             self._samples_max = 1
             raise
         self._samples_max = min(_GROWTH * self._samples_max, _SAMPLES_MAX)
-        if self._left:
-            return None
-        self._done_ms = self._until_ms
-        return self._done_ms
+        if not self._left:
+            self._done_ms = self._until_ms
+
+    def step_divided(self, next_rolled_ms: Callable[[], int], is_over: Callable[[], bool]) -> None:
+        """Compute pieces of tenants that take much memory, at least one if any waits, until ``is_over()``. Raises ``StoreError``."""
+        self._compute_divided(self._divided, next_rolled_ms, is_over)
+
+    def progress_ms(self, since_ms: int) -> int | None:
+        """Return the progress to store, a time of receipt in Unix ms: everything received before is rolled up.
+
+        None: nothing was computed that is not in the progress ``since_ms`` of the store.
+        """
+        progress_ms, _ = self._divided.progress((self._done_ms, 0))
+        return progress_ms if progress_ms > since_ms else None
 
     def again(self, since_s: int, next_rolled_ms: Callable[[], int], is_stopping: Callable[[], bool]) -> None:
-        """Compute all periods since this time (Unix s), until ``is_stopping()``."""
-        left = self._found(f"recorded_at >= toDateTime({since_s}, 'UTC')")
+        """Compute all periods since this time (Unix s), until ``is_stopping()``. Raises ``StoreError``."""
+        left, divided = self._found(f"recorded_at >= toDateTime({since_s}, 'UTC')"), Divided(in_order=True)
         while left and not is_stopping():
-            self._compute_part(left, next_rolled_ms())
+            self._compute_part(left, divided, NO_PROGRESS, next_rolled_ms())
+        if not is_stopping():
+            self._compute_divided(divided, next_rolled_ms, is_stopping)
 
-    def _compute_part(self, left: dict[int, int], rolled_ms: int) -> None:
-        """Compute the first of these periods, and remove them."""
+    def _look(self, since_ms: int, until_ms: int, every_s: float) -> None:
+        """Look for the periods that became dirty in this time of receipt (Unix ms), ``every_s`` after the last time."""
+        if until_ms <= since_ms or time.monotonic() - self._found_at_s < every_s:
+            return
+        left = self._found(after_until_ms("received_at", since_ms, until_ms))
+        if since_ms:
+            # A few late samples make periods dirty that have many.
+            for part in passes(_sorted(left)):
+                left |= self._found(within("recorded_at", part, PERIOD_S))
+        self._left, self._since_ms, self._until_ms = left, since_ms, until_ms
+        self._found_at_s, self._samples_max = time.monotonic(), _SAMPLES_MAX
+
+    def _compute_part(self, left: dict[int, int], divided: Divided, before: Progress, rolled_ms: int) -> None:
+        """Compute the first of these periods, and remove them. ``before``: the progress until they were looked for."""
         starts_s = _sorted(left)
         samples = np.cumsum([left[start] for start in starts_s.tolist()])
         few = starts_s[: max(1, int(np.searchsorted(samples, self._samples_max, "right")))]
         part = next(passes(few))
-        in_pieces("node_samples_5min", part, lambda piece: self._compute_piece(piece, rolled_ms))
+        whole = divided.left_out(_TABLE, part, before)
+        for piece in by_tenant(whole, lambda piece: self._compute_piece(piece, rolled_ms), self._tenants):
+            # Only periods with samples of the tenant: it does not wait for those of others.
+            if starts := self._found(_rows(piece)):
+                divided.add(_TABLE, replace(piece, starts_s=_sorted(starts)), before)
         for start in part.tolist():
             del left[start]
+
+    def _compute_divided(self, divided: Divided, next_rolled_ms: Callable[[], int], is_over: Callable[[], bool]) -> None:
+        while divided:
+            divided.step(lambda _, piece: self._compute_piece(piece, next_rolled_ms()))
+            if is_over():
+                return
 
     def _compute_piece(self, piece: Piece, rolled_ms: int) -> None:
         starts_s = piece.starts_s
@@ -119,16 +155,25 @@ class SampleRollup:
             newest=_NEWEST.format(first_s=int(starts_s[0]), last_s=int(starts_s[-1])),
             values=_VALUES,
             delta=_DELTA,
-            within=within("recorded_at", starts_s, PERIOD_S),
+            rows=_rows(piece),
             # A series is a hash already, and a range of its values is a range of the primary key.
             keys=piece.keys("series"),
             settings=piece.settings,
         )
         self._store.command(sql)
 
+    def _tenants(self, piece: Piece) -> list[str]:
+        """Return the tenants with samples in a piece."""
+        return sorted(str(tenant) for (tenant,) in self._store.select(f"SELECT DISTINCT tenant FROM node_samples WHERE {_rows(piece)}"))
+
     def _found(self, condition: str) -> dict[int, int]:
-        sql = _FOUND.format(condition=condition, time_max=TIME_MAX, period_s=PERIOD_S)
+        sql = _FOUND.format(condition=condition, time_max=TIME_MAX, start=_START)
         return {int(start): int(samples) for start, samples in self._store.select(sql)}
+
+
+def _rows(piece: Piece) -> str:
+    """Return the SQL condition that a sample is in a piece, whatever its series."""
+    return f"{within('recorded_at', piece.starts_s, PERIOD_S)} AND {piece.rows(_START)}"
 
 
 def _sorted(periods: Mapping[int, int]) -> NDArray[np.int64]:

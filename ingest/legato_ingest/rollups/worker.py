@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -164,9 +165,10 @@ class RollupWorker(PeriodicWorker[RollupResult]):
         self._pending.until_ms = progress[0]
         self.until_ms = self._pending.complete_until_ms(found[0], progress[0]) or self.until_ms
         # Last, so that the progress of the streams does not depend on it.
-        sampled = None if self.stopping else self._samples.step(sampled_since, found[0], self._pending.next_rolled_ms(), seldom_s)
-        if sampled is not None:
-            self._record(progress, sampled, RollupResult(), started)
+        if not self.stopping:
+            self._compute_samples(sampled_since, found[0], seldom_s)
+            if (sampled := self._samples.progress_ms(sampled_since)) is not None:
+                self._record(progress, sampled, RollupResult(), started)
         self._metrics.rollup_seconds.observe(time.monotonic() - started)
         return result
 
@@ -222,13 +224,28 @@ class RollupWorker(PeriodicWorker[RollupResult]):
             if time.monotonic() >= ends_s:
                 break
         self._compute_hours(hours_every_s, ends_s)
-        try:
+        with self._counted_if_refused():
             self._compute_divided(result, max(ends_s, time.monotonic() + _DIVIDED_S))
+        return result
+
+    def _compute_samples(self, since_ms: int, until_ms: int, every_s: float) -> None:
+        """Compute the next part of the node samples, then what is divided for some seconds. Parameters: as of ``SampleRollup.step``."""
+        self._samples.step(since_ms, until_ms, self._pending.next_rolled_ms(), every_s)
+        ends_s = time.monotonic() + _DIVIDED_S
+        with self._counted_if_refused():
+            self._samples.step_divided(self._pending.next_rolled_ms, lambda: self.stopping or time.monotonic() >= ends_s)
+
+    @contextmanager
+    def _counted_if_refused(self) -> Iterator[None]:
+        """Count what cannot be computed now of one tenant.
+
+        It has another turn after those of other tenants, and keeps neither the progress of this run nor the samples.
+        """
+        try:
+            yield
         except StoreError as error:
-            # It has another turn after those of other tenants, and keeps neither the progress of this run nor the samples.
             self._metrics.errors.labels("rollup", type(error).__name__).inc()
             _log.warning("rollups of a tenant that take much memory could not be computed now: %s", error)
-        return result
 
     def _compute(self, source: _Source, minutes_s: NDArray[np.int64], result: RollupResult, backlog: Backlog) -> None:
         """Compute the rollups of these minutes, pass by pass, and remove them from ``backlog``; return early when the worker is closed."""

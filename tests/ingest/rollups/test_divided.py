@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from dataclasses import replace
 
 import numpy as np
@@ -20,7 +21,6 @@ from helpers.platform.examples import examples
 from legato_ingest.errors import MEMORY_LIMIT_EXCEEDED, StoreUnavailable
 from legato_ingest.otlp.batch import Limits
 from legato_ingest.rollups import pieces, worker
-from legato_ingest.rollups.backlog import Progress
 from legato_ingest.rollups.divided import NO_PROGRESS, Divided
 from legato_ingest.rollups.pieces import Piece, by_tenant
 from legato_ingest.storage import Store
@@ -48,21 +48,33 @@ class Rolled:
             for share in range(piece.number * width, (piece.number + 1) * width):
                 self.rolled[*cell, share] = self.rows.get(cell, 0)
 
+    def oldest(self, cell: tuple[str, int]) -> int:
+        """The oldest version of which a key of a tenant and minute is computed; 0: none."""
+        return min(self.rolled.get((*cell, share), 0) for share in range(SHARES))
+
     def lacks(self) -> set[tuple[str, int]]:
         """The tenants and minutes with a key that is not computed from the newest rows."""
-        return {cell for cell, version in self.rows.items() if any(self.rolled.get((*cell, each)) != version for each in range(SHARES))}
+        return {cell for cell, version in self.rows.items() if self.oldest(cell) != version}
 
 
-@given(WEIGHTS, st.lists(st.tuples(st.sets(st.tuples(st.sampled_from(TENANTS), st.sampled_from(MINUTES))), st.integers(0, 9)), max_size=6))
+RUNS = st.lists(st.tuples(st.sets(st.tuples(st.sampled_from(TENANTS), st.sampled_from(MINUTES))), st.integers(0, 9)), max_size=6)
+
+
+@given(WEIGHTS, RUNS, st.booleans())
 @examples(60)
-def test_all_is_computed_from_its_newest_rows(weights: dict[tuple[str, int], int], runs: list[tuple[set[tuple[str, int]], int]]) -> None:
-    """Runs change some minutes and compute some pieces. What is not current waits, and no progress is past it."""
-    store, divided, before = Rolled(weights), Divided(), dict[tuple[str, int], Progress]()
+def test_all_is_computed_from_its_newest_rows(
+    weights: dict[tuple[str, int], int], runs: list[tuple[set[tuple[str, int]], int]], in_order: bool
+) -> None:
+    """Runs change some minutes and compute some pieces. What is not current waits, and no progress is past it.
+
+    ``in_order``: of the minutes of a tenant that changed in one run, none is current while an older one is not.
+    """
+    store, divided, changes = Rolled(weights), Divided(in_order=in_order), defaultdict[tuple[str, int], list[int]](list)
     for number, (changed, count) in enumerate(runs, 1):
         found = (number, number)
         for cell in changed:
             store.rows[cell] = number
-            before.setdefault(cell, found)
+            changes[cell].append(number)
         if minutes := sorted({minute for _, minute in changed}):
             part = np.array(minutes, np.int64)
             for piece in by_tenant(divided.left_out("t", part, found), store.run, lambda piece: TENANTS):
@@ -70,10 +82,14 @@ def test_all_is_computed_from_its_newest_rows(weights: dict[tuple[str, int], int
         for _ in range(count):
             if divided:
                 divided.step(lambda table, piece: store.run(piece))
-        before = {cell: at for cell, at in before.items() if cell in store.lacks()}
-        assert divided.progress((number + 1, 0)) <= min(before.values(), default=(number + 1, 0))
+        missing = min((each for cell, numbers in changes.items() for each in numbers if each > store.oldest(cell)), default=number + 1)
+        assert divided.progress((number + 1, 0)) <= (missing, missing)
         # A tenant that takes little memory waits for no other.
-        assert all(sum(weights.get((tenant, minute), 0) for minute in MINUTES) > 10 for tenant, _ in store.lacks())
+        lacks = store.lacks()
+        assert all(sum(weights.get((tenant, minute), 0) for minute in MINUTES) > 10 for tenant, _ in lacks)
+        for (tenant, minute), version in store.rows.items() if in_order else ():
+            older = ((tenant, each) for each in MINUTES if each < minute and store.rows.get((tenant, each)) == version)
+            assert (tenant, minute) in lacks or lacks.isdisjoint(older)
     while divided:
         divided.step(lambda table, piece: store.run(piece))
     assert not store.lacks() and not divided.keeps_progress and divided.progress((9, 9)) == (9, 9)

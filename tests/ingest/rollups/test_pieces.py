@@ -24,12 +24,21 @@ from helpers.platform.examples import examples
 from legato_ingest.errors import StoreUnavailable
 from legato_ingest.otlp.batch import Limits
 from legato_ingest.rollups import pieces, worker
-from legato_ingest.rollups.pieces import Piece, in_pieces
+from legato_ingest.rollups.divided import NO_PROGRESS, Divided
+from legato_ingest.rollups.pieces import Piece
 from legato_ingest.storage import Store
 
 REFUSED = StoreUnavailable("Code: 241. DB::Exception: memory limit exceeded", 241)
 HASHES = (0, 1, 2**63 - 1, 2**63, 2**64 - 1, *(random.Random(1).getrandbits(64) for _ in range(20)))
 PERIODS = st.lists(st.integers(0, 10**6), min_size=1, max_size=20, unique=True).map(lambda each: np.array(sorted(each), np.int64) * 60)
+
+
+def in_pieces(starts_s: np.ndarray[Any, np.dtype[np.int64]], run: Callable[[Piece], None]) -> None:
+    """Compute all pieces of one tenant, the oldest period first."""
+    divided = Divided(in_order=True)
+    divided.add("test", Piece(starts_s, tenants=("",)), NO_PROGRESS)
+    while divided:
+        divided.step(lambda _, piece: run(piece))
 
 
 def covers(piece: Piece, hashed: int) -> bool:
@@ -52,7 +61,7 @@ def test_completed_pieces_have_every_period_and_key_once(
         assert (piece.settings == "max_memory_usage = 0") == piece.is_smallest
         done.append(piece)
 
-    in_pieces("test", starts_s, run)
+    in_pieces(starts_s, run)
     for hashed in HASHES:
         assert [int(start) for piece in done if covers(piece, hashed) for start in piece.starts_s] == starts_s.tolist()
 
@@ -69,10 +78,10 @@ def test_other_errors_are_raised_at_once() -> None:
         return run
 
     with pytest.raises(StoreUnavailable, match="restarting"):
-        in_pieces("test", np.array([0, 60]), refuse(StoreUnavailable("restarting")))
+        in_pieces(np.array([0, 60]), refuse(StoreUnavailable("restarting")))
     assert len(seen) == 1
     with pytest.raises(StoreUnavailable, match="memory limit"):
-        in_pieces("test", np.array([0, 60]), refuse(REFUSED))
+        in_pieces(np.array([0, 60]), refuse(REFUSED))
     assert len(seen) < 20 and seen[-1].is_smallest
 
 
@@ -148,17 +157,23 @@ def test_many_stalls_of_a_minute_need_no_pieces(store: Store, monkeypatch: pytes
 
 WIDE = """
 INSERT INTO node_samples (tenant, metric, series, recorded_at, received_at, kind, attributes, value)
-SELECT '', 'wide', cityHash64(number), fromUnixTimestamp64Nano({at_ns}, 'UTC'), now64(3), 'gauge',
+SELECT tenant, 'wide', cityHash64(number), fromUnixTimestamp64Nano({at_ns}, 'UTC'), now64(3), 'gauge',
     mapFromArrays(arrayMap(each -> 'k' || toString(each), range(100)), arrayMap(each -> repeat(toString(each), 500), range(100))), number
-FROM numbers(1000)"""
+FROM (SELECT 'heavy' AS tenant, number FROM numbers(1000) UNION ALL SELECT 'other', 0)"""
 
 
 def test_long_attributes_are_computed_in_pieces(store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """A thousand series of one period with 95 KB of attributes each."""
+    """A thousand series of one period with 95 KB of attributes each. The period of another tenant is computed before."""
     monkeypatch.setattr(pieces, "_MEMORY_MAX_BYTES", 128 * 2**20)
+    monkeypatch.setattr(worker, "_DIVIDED_S", 0.0)
     store.command(WIDE.format(at_ns=THEN_NS))
+    found = "SELECT tenant, uniqExact(series), sum(value_sum), sum(samples), min(length(toString(attributes))) > 90000"
+    rolling, other = rollup_worker(store), ("other", 1, 0.0, 1, 1)
     with caplog.at_level(logging.WARNING, "legato"):
-        rollup_worker(store).step()
-    assert any(each.startswith("node_samples_5min: 1 periods") for each in caplog.messages)
-    found = "count(), uniqExact(series), sum(value_sum), sum(samples), min(length(toString(attributes))) > 90000"
-    assert store.select(f"SELECT {found} FROM node_samples_5min") == [(1000, 1000, 499_500.0, 1000, 1)]
+        rolling.step()
+        assert store.select(f"{found} FROM node_samples_5min FINAL GROUP BY tenant") == [other]
+        while rolling._samples._divided:
+            rolling.step()
+    assert any(each.startswith("node_samples_5min: the period") for each in caplog.messages)
+    rows = store.select(f"{found} FROM node_samples_5min FINAL GROUP BY tenant ORDER BY tenant")
+    assert rows == [("heavy", 1000, 499_500.0, 1000, 1), other]

@@ -18,10 +18,11 @@ from helpers.builders.rollup_rows import MINUTE_NS, PATIENCE_S, committing, roll
 from helpers.builders.spans import SECOND_NS
 from helpers.dashboards.minutes import rows_in
 from legato_ingest.dashboards.macros import Range, with_macros
-from legato_ingest.errors import StoreRefused
+from legato_ingest.errors import MEMORY_LIMIT_EXCEEDED, StoreRefused, StoreUnavailable
 from legato_ingest.otlp.batch import Limits
-from legato_ingest.rollups import samples
-from legato_ingest.rollups.samples import PERIOD_S
+from legato_ingest.rollups import pieces, samples, worker
+from legato_ingest.rollups.pieces import Piece
+from legato_ingest.rollups.samples import PERIOD_S, SampleRollup
 from legato_ingest.storage import Store
 from legato_ingest.write.committer import Committer
 
@@ -200,6 +201,47 @@ def test_a_part_that_fails_is_tried_again_and_delays_no_streams(store: Store, mo
             counts.append(len({row["minute"] for row in rolled(store)}))
         assert counts[0] == 1 and len(counts) < PERIODS
     assert rolled(store) == expected(store)
+
+
+def test_a_tenant_that_takes_much_memory_delays_itself_alone(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its later periods wait for the one that is refused, those of others do not, and no run fails. The progress stays before it."""
+    monkeypatch.setattr(worker, "_DIVIDED_S", 0.0)
+    monkeypatch.setattr(pieces, "_SHARES_MAX", 2)
+    real, heavy_s, lacks_memory = SampleRollup._compute_piece, THEN_NS // SECOND_NS + PERIOD_S, True
+
+    def refuse(self: SampleRollup, piece: Piece, rolled_ms: int) -> None:
+        heavy = ("heavy", heavy_s) not in piece.apart and heavy_s in piece.starts_s and (piece.tenants is None or "heavy" in piece.tenants)
+        if lacks_memory and heavy:
+            raise StoreUnavailable("Code: 241", MEMORY_LIMIT_EXCEEDED)
+        real(self, piece, rolled_ms)
+
+    monkeypatch.setattr(SampleRollup, "_compute_piece", refuse)
+    rng, since = random.Random(21), "SELECT toUnixTimestamp64Milli(max(sampled_until)) FROM rollup_runs"
+    with committing(store) as committer:
+        rolling = rollup_worker(store, committer.watermark_ms)
+        for _ in range(2):
+            for tenant in ("before", "heavy", "later"):
+                send(committer, drawn(rng, 100), tenant=tenant)
+            for _ in range(8):
+                rolling.step()
+            others = [row for row in expected(store) if row["tenant"] != "heavy"]
+            assert [row for row in rolled(store) if row["tenant"] != "heavy"] == others
+            # The first samples are up to 1 ns before the first period.
+            assert all(row["minute"] < heavy_s for row in rolled(store) if row["tenant"] == "heavy")
+            assert store.select(since) == [(0,)]
+        assert rolling._metrics.errors.labels("rollup", "StoreUnavailable")._value.get() > 0
+        lacks_memory = False
+        while rolling._samples._divided:
+            rolling.step()
+        assert rolled(store) == expected(store) and int(store.select(since)[0][0]) > 0
+        lacks_memory = True
+        store.command("TRUNCATE TABLE node_samples_5min")
+        with pytest.raises(StoreUnavailable):
+            rolling.again(0, samples=True)
+        assert [row for row in rolled(store) if row["tenant"] != "heavy"] == others
+        lacks_memory = False
+        rolling.again(0, samples=True)
+        assert rolled(store) == expected(store)
 
 
 def test_nothing_is_stored_for_nothing(store: Store) -> None:
