@@ -1,56 +1,130 @@
 """The keys of the rows that were offered to one table recently: a row with another key and a recent time cannot be in the store.
 
-Only the sole writer of a store can know this; with several instances, each row is looked up. The module says which rows may be stored. The
-exact comparison with the stored rows is that of `dedup`.
+Only the sole writer of a store can know this; with several instances, each row is looked up. Tenants share the room for keys: what one has
+beyond its share is forgotten, and then rows of that tenant alone are looked up. The module says which rows may be stored. The exact
+comparison with the stored rows is that of `dedup`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from legato_ingest.storage import Store
-from legato_ingest.storage.sql import time_ns
-from legato_ingest.write.dedup import values
+from legato_ingest.storage.sql import time_ns, unquoted
+from legato_ingest.write.dedup import nanoseconds
 
 __all__ = ["RecentKeys", "RecentRows"]
 
 _MINUTE_NS = 60_000_000_000
+# Keys are forgotten in spans of this length. They are short, so that a tenant with a small share still knows the rows of the last seconds.
+_SPAN_NS = 10_000_000_000
 # About 25 MB. Of 5,000 engine steps a second these are the last minute.
 _KEYS_MAX = 300_000
+# What a span takes beside its keys, counted in keys: one key in each span must not take more memory.
+_SPAN_KEYS = 5
+# So much of the room is used after some keys were forgotten: then it is not full again with the next row.
+_KEPT = 0.875
+
+
+@dataclass(slots=True)
+class _Tenant:
+    """``until``: rows up to this span are looked up. ``spans``: the hashes of the keys in later ones. ``count``: the room of these."""
+
+    until: int
+    spans: dict[int, set[int]] = field(default_factory=dict)
+    count: int = 0
+
+    def forget(self, count_max: float) -> None:
+        """Forget the oldest spans until the others take at most so much room."""
+        for span in sorted(self.spans):
+            if self.count <= count_max:
+                return
+            self.count -= len(self.spans.pop(span)) + _SPAN_KEYS
+            self.until = span
 
 
 class RecentKeys:
-    """Hashes of the keys of all stored rows with a time (ns) after ``since_ns``, by minute. The oldest minutes are forgotten."""
+    """Hashes of the keys of all stored rows with a time (ns) after ``since_ns``, or after that of their tenant in ``of_tenants``.
 
-    def __init__(self, since_ns: int, keys_max: int = _KEYS_MAX) -> None:
-        self._since_ns = since_ns
-        self._keys_max = keys_max
-        self._minutes: dict[int, set[int]] = {}
-        self._count = 0
+    When there are more than ``keys_max``, the oldest are forgotten of the tenants with the most.
+    """
 
-    def may_be_stored(self, keys: Sequence[Hashable], times_ns: Sequence[int]) -> list[bool]:
-        """Return for each row whether it may be stored, and remember all rows: they are stored next, or sent again."""
-        out = [at_ns <= self._since_ns or self._is_known(key, at_ns) for key, at_ns in zip(keys, times_ns, strict=True)]
-        while self._count > self._keys_max:
-            self._forget_a_minute()
-        return out
+    def __init__(self, since_ns: int, keys_max: int = _KEYS_MAX, of_tenants: Mapping[str, int] | None = None) -> None:
+        self._until, self._keys_max, self._count = since_ns // _SPAN_NS, keys_max, 0
+        self._tenants = {name: _Tenant(max(at_ns, since_ns) // _SPAN_NS) for name, at_ns in (of_tenants or {}).items()}
 
-    def _is_known(self, key: Hashable, at_ns: int) -> bool:
-        minute = self._minutes.setdefault(at_ns // _MINUTE_NS, set())
-        hashed = hash(key)
-        if hashed in minute:
-            return True
-        minute.add(hashed)
-        self._count += 1
-        return False
+    def may_be_stored(self, keys: Sequence[tuple[Any, ...]], times_ns: Sequence[int] | NDArray[np.int64]) -> list[bool]:
+        """Return for each row whether it may be stored, and remember all rows: they are stored next, or sent again.
 
-    def _forget_a_minute(self) -> None:
-        oldest = min(self._minutes)
-        self._count -= len(self._minutes.pop(oldest))
-        self._since_ns = max(self._since_ns, (oldest + 1) * _MINUTE_NS - 1)
+        Each key begins with the tenant. ``times_ns``: the time of each row in ns since the epoch.
+        """
+        if not keys:
+            return []
+        names = list(map(itemgetter(0), keys))
+        numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+        of_rows, spans = np.fromiter(map(numbers.__getitem__, names), np.int64, len(names)), np.asarray(times_ns, np.int64) // _SPAN_NS
+        # Rows of one tenant and span are compared at once, and one by one only if one of them is known.
+        order = np.lexsort((spans, of_rows))
+        of_rows, spans = of_rows[order], spans[order]
+        hashes = np.fromiter(map(hash, keys), np.int64, len(keys))[order].tolist()
+        firsts = np.flatnonzero(np.diff(of_rows, prepend=-1) | np.diff(spans, prepend=spans[:1] - 1))
+        tenants, known = [self._tenant(name) for name in numbers], list[bool]()
+        parts = zip(of_rows[firsts].tolist(), spans[firsts].tolist(), firsts.tolist(), [*firsts[1:].tolist(), len(keys)], strict=True)
+        for number, span, first, end in parts:
+            known += self._known(tenants[number], span, hashes[first:end])
+        if self._count > self._keys_max:
+            self._forget()
+        out = np.empty(len(keys), np.bool_)
+        out[order] = known
+        result: list[bool] = out.tolist()
+        return result
+
+    def _tenant(self, name: str) -> _Tenant:
+        if (tenant := self._tenants.get(name)) is None:
+            tenant = self._tenants[name] = _Tenant(self._until)
+        return tenant
+
+    def _known(self, tenant: _Tenant, span: int, hashes: list[int]) -> Iterable[bool]:
+        """Return for each key of a tenant and span whether it may be stored, and remember all."""
+        if span <= tenant.until:
+            return [True] * len(hashes)
+        before = tenant.count
+        if (own := tenant.spans.get(span)) is None:
+            own = tenant.spans[span] = set()
+            tenant.count += _SPAN_KEYS
+        new, size = set(hashes), len(own)
+        if len(new) == len(hashes) and own.isdisjoint(new):
+            own |= new
+            known = [False] * len(hashes)
+        else:
+            known = [_is_in(own, hashed) for hashed in hashes]
+        tenant.count += len(own) - size
+        self._count += tenant.count - before
+        return known
+
+    def _forget(self) -> None:
+        """Make room: every tenant may have as much as fits, equally many, and what they do not need is for the others."""
+        counts = np.sort(np.fromiter((tenant.count for tenant in self._tenants.values()), np.int64, len(self._tenants)))
+        shares = (_KEPT * self._keys_max - np.cumsum(counts) + counts) / np.arange(len(counts), 0, -1)
+        share = shares[np.argmax(counts > shares)]
+        for tenant in self._tenants.values():
+            tenant.forget(share)
+        self._count = sum(tenant.count for tenant in self._tenants.values())
+
+
+def _is_in(known: set[int], hashed: int) -> bool:
+    """Return whether a hash is known, and add it."""
+    is_known = hashed in known
+    known.add(hashed)
+    return is_known
 
 
 class RecentRows:
@@ -60,18 +134,22 @@ class RecentRows:
         self._store, self._is_sole = store, is_sole
         self._tables: dict[str, RecentKeys] = {}
 
-    def maybe_stored(self, table: str, at: str, rows: pa.Table, keys: Sequence[Hashable]) -> pa.Table:
-        """Return the rows that the store may hold, and remember all rows. ``at``: their time column; ``keys``: the key of each row."""
+    def maybe_stored(self, table: str, at: str, rows: pa.Table, keys: Sequence[tuple[Any, ...]]) -> pa.Table:
+        """Return the rows that the store may hold, and remember all rows.
+
+        ``at``: their time column; ``keys``: the key of each row, which begins with its tenant.
+        """
         if not self._is_sole or not rows.num_rows:
             return rows
         if table not in self._tables:
             self._tables[table] = self._as_of_now(table, at)
-        times_ns = values(rows[at].cast(pa.int64()))
-        mask = self._tables[table].may_be_stored(keys, times_ns)
+        mask = self._tables[table].may_be_stored(keys, nanoseconds(rows[at]))
         return rows.filter(pa.array(mask, pa.bool_())) if any(mask) else rows.slice(0, 0)
 
     def _as_of_now(self, table: str, at: str) -> RecentKeys:
-        """Return no keys: rows until the end of this minute, or until the last stored row, are looked up."""
+        """Return no keys: rows until the end of this minute, or until the last stored row of their tenant, are looked up."""
         minute_ns = (time.time_ns() // _MINUTE_NS + 1) * _MINUTE_NS - 1
-        ((last_ns,),) = self._store.select(f"SELECT toUnixTimestamp64Nano(max({at})) FROM {table} WHERE {at} > {time_ns(minute_ns)}")
-        return RecentKeys(max(minute_ns, int(last_ns)))
+        later = self._store.select(
+            f"SELECT tenant, toUnixTimestamp64Nano(max({at})) FROM {table} WHERE {at} > {time_ns(minute_ns)} GROUP BY tenant"
+        )
+        return RecentKeys(minute_ns, of_tenants={unquoted(tenant): int(last_ns) for tenant, last_ns in later})
