@@ -130,6 +130,12 @@ class WriteAheadLog:
             if self._segments[self._current].size and not self._segments[other].size:
                 self._current = other
 
+    def kept(self, size_max: int) -> tuple[int, int]:
+        """Return the segment that is not appended to, and how many open payloads it has if the other one exceeds so many bytes; else 0."""
+        with self._lock:
+            other = 1 - self._current
+            return other, self._segments[other].open if self._segments[self._current].size > size_max else 0
+
     def stored(self, segment: int, payloads: int) -> None:
         """Take note that so many payloads of a segment are stored."""
         with self._lock:

@@ -312,8 +312,7 @@ class Committer:
 
     def _next_group(self, at_once: bool = False) -> list[Waiting]:
         """Return the next group of batches of now; none while its insert is not due, unless it is wanted at once."""
-        if self._log is not None:
-            self._log.rotate()
+        self._outcomes.rotate_log()
         with self._changed:
             if not self._now or not (at_once or self._closing or self._pause_s() <= 0):
                 return []

@@ -165,6 +165,11 @@ class Lanes:
         """Bytes that were accepted for both lanes."""
         return self._held.total
 
+    @property
+    def bytes_max(self) -> int:
+        """The most bytes that are accepted for both lanes."""
+        return self._held.most
+
     def of(self, waiting: Waiting) -> Lane:
         """Return the lane of a batch."""
         return self.late if waiting.is_late else self.now
@@ -214,6 +219,10 @@ class Lanes:
         """Count a body no longer."""
         if (lane := self._bodies.pop(entry, None)) is not None:
             self._count_body(entry, lane, -1)
+
+    def bodies_in(self, segment: int) -> list[Entry]:
+        """Return the bodies that are counted and in this segment of the log, and not set aside."""
+        return [entry for entry in self._bodies if entry.segment == segment and not entry.is_set_aside]
 
     def _count_body(self, entry: Entry, lane: Lane, sign: int) -> None:
         for held in (lane.held, self._held):

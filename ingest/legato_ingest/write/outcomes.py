@@ -5,6 +5,7 @@ Only a store that is away concerns all senders: then requests are refused, until
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import Counter
@@ -17,11 +18,12 @@ from legato_ingest.storage.wal import WriteAheadLog
 from legato_ingest.write.body import Entry
 from legato_ingest.write.group_insert import Receipt
 from legato_ingest.write.lanes import Lanes
-from legato_ingest.write.set_aside import FAILURES_MAX, is_set_aside
+from legato_ingest.write.set_aside import FAILURES_MAX, carry_over, is_set_aside
 from legato_ingest.write.waiting import Waiting
 
 __all__ = ["RETRY_S", "Outcomes"]
 
+_log = logging.getLogger("legato")
 RETRY_S = 1.0
 """After a failed insert it is repeated after this time."""
 # A tenant with so many batches that failed alone has further ones set aside without a further try, unless no insert has ended well for so
@@ -131,6 +133,26 @@ class Outcomes:
                 self._lanes.release_body(entry)
         self._metrics.queue_bytes.set(self._lanes.bytes)
         return [entry for entry, may_leave in counted if may_leave]
+
+    def rotate_log(self) -> None:
+        """Append to the other segment of the log from now on, if it is empty.
+
+        If bodies that wait, or that go on failing, are all that keeps it from being emptied, and this one is as large as the queue may be,
+        they are appended to this one: else it would grow for as long as one of them waits.
+        """
+        if self._log is None:
+            return
+        self._log.rotate()
+        segment, payloads = self._log.kept(self._lanes.bytes_max)
+        with self._changed:
+            bodies = self._lanes.bodies_in(segment) if payloads else []
+        if not bodies or len(bodies) != payloads:
+            return
+        try:
+            carry_over(bodies, self._log)
+        except (StoreUnavailable, MemoryError) as error:
+            _log.warning("requests that wait cannot be appended to the log once more: %s", error or "no memory")
+        self._log.rotate()
 
     def leave_log(self, all_stored: Iterable[Entry]) -> None:
         """Bodies of which all batches are stored leave the log."""

@@ -1,12 +1,15 @@
 """Sets requests aside that cannot be inserted, so that the others are.
 
-They are in a separate file of the write-ahead log and are tried again after the next start. The module inserts nothing.
+They are in a separate file of the write-ahead log and are tried again after the next start. What waits for long without being set aside is
+appended to the log once more, so that its segment is emptied. The module inserts nothing.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter, deque
+from collections.abc import Iterable
 
 from legato_ingest.errors import StoreRestarting, StoreUnavailable
 from legato_ingest.metrics import Metrics
@@ -14,7 +17,7 @@ from legato_ingest.storage.wal import WriteAheadLog
 from legato_ingest.write.body import Entry
 from legato_ingest.write.waiting import Waiting
 
-__all__ = ["FAILURES_MAX", "is_set_aside", "set_aside"]
+__all__ = ["FAILURES_MAX", "carry_over", "is_set_aside", "set_aside"]
 
 _log = logging.getLogger("legato")
 FAILURES_MAX = 3
@@ -22,6 +25,8 @@ FAILURES_MAX = 3
 # That the process of the store ended during an insert counts half, because another statement may be the cause; and hardly, if a reader's
 # statement ran: no reader can have a request set aside.
 _RESTART_COUNTS, _READER_COUNTS = 0.5, 0.05
+# What is appended once more is written in parts: new requests wait for one of them at most.
+_CARRIED_BYTES = 8 * 2**20
 _setting_aside = threading.Lock()
 
 
@@ -31,6 +36,26 @@ def set_aside(entry: Entry, log: WriteAheadLog) -> None:
         if not entry.is_set_aside and entry.segment is not None:
             log.set_aside(entry.segment, entry.body.logged())
             entry.is_set_aside = True
+
+
+def carry_over(bodies: Iterable[Entry], log: WriteAheadLog) -> None:
+    """Append bodies that are in the log to its current segment, and remove them from theirs. Raises ``StoreUnavailable``, ``MemoryError``.
+
+    Between both a crash leaves them twice: their rows are found as duplicates. Call it in the thread that removes bodies from the log.
+    """
+    left = deque(bodies)
+    while left:
+        part, size = list[Entry](), 0
+        while left and size < _CARRIED_BYTES:
+            part.append(left.popleft())
+            size += len(part[-1].body.content)
+        with _setting_aside:
+            part = [entry for entry in part if not entry.is_set_aside and entry.segment is not None]
+            segment = log.append([entry.body.logged() for entry in part])
+            for before, payloads in Counter(entry.segment for entry in part if entry.segment is not None).items():
+                log.stored(before, payloads)
+            for entry in part:
+                entry.segment = segment
 
 
 def is_set_aside(waiting: Waiting, error: Exception, log: WriteAheadLog | None, metrics: Metrics) -> bool:

@@ -21,7 +21,7 @@ from helpers.dashboards.tables import rejected, streams
 from helpers.servers.committing import PATIENCE_S, StoreDouble, committing, logging_to, pending, span_rows, spread_spans
 from helpers.servers.otlp import PROTOBUF
 from helpers.servers.waiting import until
-from legato_ingest.errors import Overloaded, StoreRestarting, StoreUnavailable
+from legato_ingest.errors import MEMORY_LIMIT_EXCEEDED, Overloaded, StoreRestarting, StoreUnavailable
 from legato_ingest.otlp.batch import Batch, Limits
 from legato_ingest.otlp.signals import SPANS
 from legato_ingest.settings import load
@@ -460,6 +460,58 @@ def test_without_a_log_the_end_refuses_what_is_halved(store: Store, monkeypatch:
         futures = [committer.submit(span_rows(spread_spans(1, seed))) for seed in range(9)]
         threading.Timer(0.2, double.gate.set).start()
     assert all(isinstance(future.exception(0), StoreUnavailable) for future in futures)
+
+
+@pytest.mark.parametrize("rejects", [False, True])
+def test_requests_that_go_on_failing_do_not_let_the_log_grow(
+    store: Store, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, rejects: bool
+) -> None:
+    """The store has never enough memory for them. The files have three times the bytes of the queue at most, and one insert's bodies.
+
+    ``rejects``: bodies that wait cannot be appended once more. Then they stay where they are, and all requests are stored.
+    """
+    monkeypatch.setattr("legato_ingest.write.outcomes.RETRY_S", 0.02)
+    monkeypatch.setattr("legato_ingest.write.outcomes._ENDED_WELL_S", 1e9)
+    double, append, waiting = StoreDouble(store), WriteAheadLog.append, list[ExportTraceServiceRequest]()
+
+    def fail(table: str, rows: pa.Table) -> None:
+        if table == "stream_revs" and "bad" in rows["tenant"].to_pylist():
+            raise StoreUnavailable("Code: 241", MEMORY_LIMIT_EXCEEDED)
+
+    def reject(log: WriteAheadLog, payloads: Sequence[Payload]) -> int:
+        if threading.current_thread().name == "legato-commit":
+            raise StoreUnavailable("the disk is full")
+        return append(log, payloads)
+
+    if rejects:
+        monkeypatch.setattr(WriteAheadLog, "append", reject)
+    double.before = fail
+    good, bad = [spread_spans(12, seed) for seed in range(24)], [spread_spans(1, 900 + number) for number in range(6)]
+    sizes, body_bytes = list[int](), max(len(each.SerializeToString()) for each in good)
+    queue_bytes = 2 * (span_rows(good[0], "good").nbytes + body_bytes)
+    with logging_to(tmp_path, double, queue_bytes_max=4 * queue_bytes) as committer:
+        # Bodies are smaller than their rows, which fill the queue, too.
+        monkeypatch.setattr(type(committer._lanes), "bytes_max", 3 * body_bytes)
+        # An insert that has ended well shows that the store is not away.
+        submit(committer, spread_spans(1, 800)).result(PATIENCE_S)
+        committer.settle()
+        for number, each in enumerate(good):
+            if number % 4 == 0:
+                # A segment with one of these is not emptied.
+                submit_rows(committer, span_rows(bad[0], "bad"), body_of(bad[0], "bad")).result(PATIENCE_S)
+                waiting.append(bad.pop(0))
+                # All but the one that is tried.
+                until(lambda: len(committer._lanes.alone) >= len(waiting) - 1)
+            assert submit_rows(committer, span_rows(each, "good"), body_of(each, "good")).result(PATIENCE_S) == Receipt()
+            committer.begin_settling("good")()
+            sizes.append(sum(path.stat().st_size for path in tmp_path.glob("*.wal")))
+        most = sum(len(each.SerializeToString()) for each in good)
+        assert max(sizes) > 0.8 * most if rejects else max(sizes) < 0.6 * most
+    assert {Body.from_log(payload).tenant for _, payload in pending(tmp_path)} >= {"bad"}
+    with logging_to(tmp_path, store, recovers=True):
+        pass
+    rows = store.select("SELECT tenant, count() FROM stream_revs GROUP BY tenant ORDER BY tenant")
+    assert rows == [("", 1), ("bad", 6), ("good", 24 * 12)] and pending(tmp_path) == []
 
 
 def test_a_request_that_cannot_be_set_aside_refuses_no_other(store: Store, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
