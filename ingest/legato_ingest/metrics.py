@@ -136,8 +136,8 @@ class Metrics:
         self.up.set(1)
         self.attribution_lag_seconds = Gauge(
             "legato_attribution_lag_seconds",
-            "Seconds between now and the time up to which received streams are attributed, the grace period included. Of several instances "
-            "on one server each shows its own part, and 0 without one",
+            "Seconds between now and the time up to which received streams are attributed, the grace period included, for the tenant that "
+            "is most behind. Of several instances on one server each shows its own part, and 0 without one",
             registry=kept,
         )
 
@@ -150,8 +150,8 @@ class Metrics:
         )
         self.trace_export_lag_seconds = Gauge(
             "legato_trace_export_lag_seconds",
-            "Seconds between now and the time up to which received streams have their stalls exported, less the time to settle. "
-            "0 without an endpoint, and on an instance without the lease",
+            "Seconds between now and the time up to which received streams have their stalls exported, less the time to settle, "
+            "for the tenant that is most behind. 0 without an endpoint, and on an instance without the lease",
             registry=kept,
         )
 

@@ -169,8 +169,15 @@ class PeriodicWorker(abc.ABC, Generic[Result]):
     def _run(self) -> Result: ...
 
 
-def record_run(store: _RunLog, table: str, times_ms: Mapping[str, int], counts: Mapping[str, int], started: float) -> None:
-    """Write the row of a finished run: columns with times (Unix ms), columns with counts, and since ``started`` (monotonic, s).
+def record_run(
+    store: _RunLog,
+    table: str,
+    times_ms: Mapping[str, int],
+    counts: Mapping[str, int],
+    started: float,
+    more: Mapping[str, pa.Array] | None = None,
+) -> None:
+    """Write the row of a finished run: columns with times (Unix ms) and counts, seconds since ``started`` (monotonic), other columns.
 
     Verifies the store first: what the run read may have come from a part that a full disk truncated. Then ``verify`` raises ``StoreError``,
     the run is not recorded, and the next one repeats it.
@@ -182,6 +189,7 @@ def record_run(store: _RunLog, table: str, times_ms: Mapping[str, int], counts: 
         "ran_at": pa.array([datetime.now(UTC)], moment),
         **{name: pa.array([value], pa.uint64()) for name, value in counts.items()},
         "seconds": pa.array([time.monotonic() - started], pa.float32()),
+        **(more or {}),
     }
     store.verify()
     store.insert(table, pa.table(row))

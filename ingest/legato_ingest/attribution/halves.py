@@ -7,35 +7,24 @@ The module reads nothing itself.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from legato_ingest.errors import MEMORY_LIMIT_EXCEEDED, StoreError, StoreRefused, release
+from legato_ingest.storage.tenant_parts import HALVINGS_MAX, in_part
 
-__all__ = ["Short", "by_halves", "in_part", "in_parts"]
+__all__ = ["Short", "by_halves"]
 
 _log = logging.getLogger("legato")
 Result = TypeVar("Result")
 Short = dict[int, StoreError]
 """The smallest parts that the store has no memory for, by number, with the error."""
 
-# A tenant is alone in one of the last parts, a million of them. With 65,536, two of 300 tenants would share one in every second store.
-_HALVINGS_MAX = 20
 # Of a tenant's path one half each is without it, and succeeds. If the store refuses more than this one after the other, the cause is not
 # the rows of some tenants. Then the run fails, and the next one repeats it.
 _REFUSALS_IN_ROW_MAX = 128
 # To find a tenant takes 20 refusals, and less for each of several: this is enough for 400. What is refused of more has another cause.
 _REFUSALS_MAX = 6_000
-
-
-def in_part(number: int, halvings: int = _HALVINGS_MAX) -> str:
-    """Return the condition on `tenant` for a part of all tenants, by default one of the smallest."""
-    return f"bitAnd(cityHash64(tenant), {2**halvings - 1}) = {number}"
-
-
-def in_parts(numbers: Collection[int]) -> str:
-    """Return the condition on `tenant` for several of the smallest parts."""
-    return f"bitAnd(cityHash64(tenant), {2**_HALVINGS_MAX - 1}) IN ({', '.join(map(str, sorted(numbers)))})"
 
 
 def by_halves(
@@ -61,7 +50,7 @@ def by_halves(
                 raise
             if halvings == 0:
                 _log.warning("the store refused a statement about several tenants, which follows for half of them each: %s", error)
-            if halvings < _HALVINGS_MAX:
+            if halvings < HALVINGS_MAX:
                 left += [(number + (half << halvings), halvings + 1) for half in (1, 0)]
                 continue
             # Its frames hold the streams that were loaded.

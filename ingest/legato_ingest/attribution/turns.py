@@ -1,10 +1,11 @@
 """Tenants with much to judge at once are put aside: the others are judged first, and these in turns, slice by slice.
 
 So streams of one tenant delay the verdicts on those of another by some seconds, however many they are. Each tenant that is aside has
-separate progress; what was received since is looked for when its streams are judged. The module keeps this in memory: after a restart the
-progress in the store counts, which is the least of all.
+separate progress; what was received since is looked for when its streams are judged. Each run records until when its streams are judged,
+and until when those of the others; a restarted process goes on there. What is found and not judged yet is in memory alone.
 
 What the store had no memory for is aside, too, until it is tried again: the memory of the store is short for all, and often for a moment.
+After another error in its turn a tenant has none for a while, and the others go on.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from legato_ingest.attribution.halves import in_part, in_parts
 from legato_ingest.attribution.load.due import Due
 from legato_ingest.attribution.load.streams import Most, Size
+from legato_ingest.storage.judged import Key, Progress
 from legato_ingest.storage.sql import quoted, quoted_all
+from legato_ingest.storage.tenant_parts import in_part, in_parts
 
 __all__ = ["TURN", "Aside", "Turns", "only"]
 
@@ -29,6 +31,10 @@ _ASIDE_MAX = 256
 # What the store has no memory for so often, and never nearer to each other than this, is left out.
 _TRIES_MAX = 3
 _AGAIN_S = 10.0
+# After an error in its turn a tenant waits for so long at most. Others wait for a statement that is given up after minutes.
+_AFTER_ERROR_S_MAX = 600.0
+# So many tenants are recorded apart, those that are most behind. Beyond that the recorded progress of the others is the least of the rest.
+_RECORDED_MAX = 4_096
 
 
 @dataclass(slots=True)
@@ -49,6 +55,11 @@ class Aside:
     tries: int = 0
     again_s: float = 0.0
 
+    @property
+    def judged_ms(self) -> int:
+        """Until when all is judged that was received."""
+        return self.since_ms if self.due or self.slices else self.until_ms
+
 
 class Turns:
     """The tenants that are aside, in the order of their turns."""
@@ -56,7 +67,10 @@ class Turns:
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s
         # By the name of a tenant, or by the number of a part.
-        self._aside: dict[str | int, Aside] = {}
+        self._aside: dict[Key, Aside] = {}
+        # How many of the last turns ended with an error, and before when there is no other turn. It is kept when a run fails: if the
+        # process of the store ends with each such turn, its run cannot be recorded, and the next ones must not begin with that turn.
+        self._errors: dict[Key, tuple[int, float]] = {}
 
     def __len__(self) -> int:
         return len(self._aside)
@@ -89,10 +103,25 @@ class Turns:
         own = self._aside.setdefault(number, Aside(in_part(number), since_ms, since_ms, seen_ms))
         self.try_later(own)
 
+    def restore(self, aside: Mapping[Key, int]) -> None:
+        """Put tenants and parts aside that are judged until these times (Unix ms). What is due is looked for again."""
+        for key, since_ms in aside.items():
+            own = f"tenant = {quoted(key)}" if isinstance(key, str) else in_part(key)
+            self._aside[key] = Aside(own, since_ms, since_ms, since_ms)
+
+    def failed(self, key: Key) -> None:
+        """Let a tenant wait after an error in its turn, after each further one twice as long. Its next turn repeats the step."""
+        errors, _ = self._errors.get(key, (0, 0.0))
+        self._errors[key] = errors + 1, self._clock_s() + min(_AGAIN_S * 2.0 ** min(errors, 16), _AFTER_ERROR_S_MAX)
+
+    def succeeded(self, key: Key) -> None:
+        """Forget the errors of a tenant: a slice was judged, or all is. What precedes a slice is repeated after each failed run."""
+        self._errors.pop(key, None)
+
     def try_later(self, own: Aside) -> bool:
         """Let what the store had no memory for wait for its next try. Return False if it has had all of its tries.
 
-        What follows then has no more, until a slice is judged: a tenant with too large rows holds back the recorded progress for seconds.
+        What follows then has no more, until a slice is judged: a tenant with too large rows has them left out within seconds.
         """
         own.tries += 1
         if own.tries >= _TRIES_MAX:
@@ -100,26 +129,30 @@ class Turns:
         own.again_s = self._clock_s() + _AGAIN_S
         return True
 
-    def next(self) -> tuple[str | int, Aside] | None:
+    def next(self) -> tuple[Key, Aside] | None:
         """Return the key and the progress of the next turn; then the others have theirs. None if all wait for their next try."""
         now_s = self._clock_s()
-        key = next((key for key, own in self._aside.items() if own.again_s <= now_s), None)
+        key = next((key for key, own in self._aside.items() if max(own.again_s, self._errors.get(key, (0, 0.0))[1]) <= now_s), None)
         if key is None:
             return None
         own = self._aside[key] = self._aside.pop(key)
         return key, own
 
-    def end(self, key: str | int) -> None:
+    def end(self, key: Key) -> None:
         """The tenant has caught up with the others."""
         del self._aside[key]
+        self.succeeded(key)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all but who has no turn yet after an error."""
         self._aside.clear()
 
-    def reached_ms(self, others_ms: int) -> int:
-        """Return until when all tenants are judged. ``others_ms``: those that are not aside."""
-        return min([others_ms, *(each.since_ms for each in self._aside.values())])
+    def progress(self, others_ms: int) -> Progress:
+        """Return until when the tenants are judged. ``others_ms``: those that are not aside (Unix ms)."""
+        times = ((own.judged_ms, key) for key, own in self._aside.items())
+        behind = sorted((each for each in times if each[0] < others_ms), key=lambda each: each[0])
+        rest = [since_ms for since_ms, _ in behind[_RECORDED_MAX:]]
+        return Progress(min([others_ms, *rest]), {key: since_ms for since_ms, key in behind[:_RECORDED_MAX]})
 
 
 def _is_large(size: Size) -> bool:

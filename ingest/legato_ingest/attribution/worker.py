@@ -1,9 +1,9 @@
 """The attribution worker: it judges streams when their vantages have arrived, and again when late evidence arrives.
 
 It follows the times of receipt: a run judges what was received since the last run and long enough ago for the other vantages to have
-followed, and again the earlier streams that evidence has arrived about, however late. The progress is a row in the store, so a restarted
-process continues there. The worker has a separate handle of the store and delays no acknowledgement. Instances that share a server divide
-the streams, and each records the progress of its part.
+followed, and again the earlier streams that evidence has arrived about, however late. The progress is a row in the store, with that of
+each tenant that is behind, so a restarted process continues there. The worker has a separate handle of the store and delays no
+acknowledgement. Instances that share a server divide the streams, and each records the progress of its part.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from legato_ingest.attribution.model.vantage import Stream
 from legato_ingest.attribution.run import RunResult, attribute, attribute_streams, withdraw
 from legato_ingest.attribution.turns import TURN, Aside, Turns, only
 from legato_ingest.columns import NS_MAX
+from legato_ingest.errors import release
 from legato_ingest.metrics import Metrics
 from legato_ingest.periodic import PeriodicWorker, record_run
 from legato_ingest.settings import Settings
 from legato_ingest.storage import Store
-from legato_ingest.storage.judged import ALL_SHARDS, judged_until_ms
+from legato_ingest.storage.judged import ALL_SHARDS, Key, Progress, aside_columns, judged_until
 from legato_ingest.storage.watermark import Watermark, now_ms
 
 __all__ = ["AttributionWorker"]
@@ -102,26 +103,38 @@ class AttributionWorker(PeriodicWorker[RunResult]):
         self._take(self._shards_now())
         if not self._shards:
             return RunResult()
-        recorded, seen = judged_until_ms(self._store, self._shards), self._received_ms()
+        recorded, seen = judged_until(self._store, self._shards), self._received_ms()
+        if not self._turns and recorded.aside:
+            self._restore(recorded)
         had_turns = bool(self._turns)
-        since = max(recorded, self._since_ms) if had_turns else recorded
+        since = max(recorded.others_ms, self._since_ms) if had_turns else recorded.others_ms
         until = min(seen, self._settled_ms(seen))
         result, any_due = RunResult(), False
         if until > since:
             any_due = self._sweep(result, since, until, seen)
         if self._turns:
             self._take_turns(result)
-        reached = self._turns.reached_ms(max(until, since) if had_turns else until)
+        progress = self._turns.progress(max(until, since) if had_turns else until)
         is_news = any_due or had_turns or (until > since and (since == 0 or self._is_progress_old(since, until)))
-        if is_news and reached > 0 and not self.stopping:
-            counts = {"streams": result.streams, "verdicts": result.verdicts, "shards": self._shards}
-            record_run(self._store, "attribution_runs", {"until": reached}, counts, started)
+        if is_news and progress.others_ms > 0 and not self.stopping:
+            self._record(progress, result, started)
         if until > since or had_turns:
             self._metrics.verdicts.inc(result.verdicts)
             self._metrics.sweep_seconds.observe(time.monotonic() - started)
-        self.until_ms = reached or self.until_ms
+        self.until_ms = progress.least_ms or self.until_ms
         self._is_current = self._is_current or until >= self._began_ms
         return result
+
+    def _restore(self, recorded: Progress) -> None:
+        """Put the tenants aside that are behind by the progress in the store. They follow the others from there on."""
+        self._turns.restore(recorded.aside)
+        self._since_ms, self._seen_ms = recorded.others_ms, max(self._seen_ms, recorded.others_ms)
+
+    def _record(self, progress: Progress, result: RunResult, started: float) -> None:
+        """Record how far the run came. An instance of an earlier version reads `until` alone, and goes on where all tenants are judged."""
+        times = {"until": progress.least_ms, "others_until": progress.others_ms}
+        counts = {"streams": result.streams, "verdicts": result.verdicts, "shards": self._shards}
+        record_run(self._store, "attribution_runs", times, counts, started, aside_columns(progress))
 
     def _sweep(self, result: RunResult, since: int, until: int, seen: int) -> bool:
         """Judge what is due of the tenants that are not aside, and return whether any stream is. ``since``, ``until``, ``seen``: as in
@@ -249,16 +262,32 @@ class AttributionWorker(PeriodicWorker[RunResult]):
         return found
 
     def _take_turns(self, result: RunResult) -> None:
-        """Judge slices of the tenants that are aside, for some seconds."""
+        """Judge slices of the tenants that are aside, for some seconds. An error in a turn costs that tenant the next ones."""
         end_s = time.monotonic() + _TURNS_S
         while not self.stopping and (turn := self._turns.next()) is not None:
             key, own = turn
             if own.slices or own.due or own.until_ms < self._since_ms:
                 is_slice = bool(own.slices)
-                if (not self._take_step(own, result) or is_slice) and time.monotonic() > end_s:
+                try:
+                    is_done = self._take_step(own, result)
+                except Exception as error:
+                    # If all fail, such a run takes as long as one: the store may be away, and then the run cannot be recorded either.
+                    self._put_off(key, error)
+                    break
+                if is_slice:
+                    self._turns.succeeded(key)
+                if (not is_done or is_slice) and time.monotonic() > end_s:
                     break
             else:
                 self._turns.end(key)
+
+    def _put_off(self, key: Key, error: Exception) -> None:
+        """Repeat a step in a later run. What the run has judged of others stays, and so does their progress."""
+        self._turns.failed(key)
+        self._metrics.errors.labels("attribute", type(error).__name__).inc()
+        _log.warning("streams of tenant or part %r could not be judged, and are tried again later: %s", key, error)
+        # Its frames hold the streams that were loaded.
+        release(error)
 
     def _take_step(self, own: Aside, result: RunResult) -> bool:
         """Judge a slice of what is aside, or divide what is due, or look for it. Return whether the store had the memory for it.

@@ -83,7 +83,7 @@ def followed_until_ms(store: Store) -> int:
     New rows need later times, even if the clock was set back. Workers of a server's store may be ahead of the progress that they recorded,
     but not of all `writers`.
     """
-    columns = (("attribution_runs", "until"), ("rollup_runs", "until"), ("writers", "settled_at"))
+    columns = (("attribution_runs", "others_until"), ("rollup_runs", "until"), ("writers", "settled_at"))
     return _latest_ms(store, columns)
 
 

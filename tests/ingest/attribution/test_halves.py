@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from legato_ingest.attribution.halves import Short, by_halves, in_part, in_parts
+from legato_ingest.attribution.halves import Short, by_halves
 from legato_ingest.errors import StoreRefused, StoreUnavailable
 from legato_ingest.storage import Store
+from legato_ingest.storage.tenant_parts import in_part, in_parts
 
 TENANTS = [f"tenant-{number}" for number in range(50)]
 MANY = [f"tenant-{number}" for number in range(300)]

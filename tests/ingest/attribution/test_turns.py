@@ -2,72 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
+from helpers.builders.greedy_tenants import GREEDY, SLICES, Verified, bound, finish, judge_of, judged, put_stalled, refuse
 from helpers.builders.judging import RECEIVED_NS
-from helpers.builders.spans import native_span, request
 from helpers.builders.world import MS
-from helpers.builders.world_spans import put
-from helpers.servers.committing import StoreDouble
-from legato._timeline import pack
 from legato_ingest.attribution import turns, worker
 from legato_ingest.attribution.load.due import Due
-from legato_ingest.attribution.load.streams import Most, Size
-from legato_ingest.attribution.worker import AttributionWorker
+from legato_ingest.attribution.load.streams import Size
 from legato_ingest.errors import StoreRefused, StoreUnavailable
 from legato_ingest.metrics import Metrics
-from legato_ingest.settings import load
 from legato_ingest.storage import Store
-from legato_ingest.storage.judged import judged_until_ms
-
-GREEDY, SLICES = 12, 4
-
-
-def put_stalled(store: Store, tenant: str, count: int, received_ns: int, first: int = 0, apart_s: int = 1) -> None:
-    """Store streams with one stall each, a second apart."""
-    body = request()
-    timeline = {
-        "legato.stream.vantage": "client",
-        "legato.stream.timeline": pack([*range(20_000, 400_000, 20_000), 1_200_000], None, None, [1] * 20),
-    }
-    for number in range(first, first + count):
-        start_ns = RECEIVED_NS + number * apart_s * 1_000 * MS
-        trace_id, span_id = f"{tenant:>8}{number:08}".encode(), f"{number:08}".encode()
-        native_span(body, timeline, trace_id=trace_id, span_id=span_id, start_ns=start_ns, duration_ns=2 * 10**9)
-    put(store, body, received_ns, tenant)
-
-
-def judged(store: Store) -> dict[str, int]:
-    """Return the number of streams with a verdict by tenant."""
-    return {str(tenant): int(count) for tenant, count in store.select("SELECT tenant, uniqExact(trace_id) FROM verdicts GROUP BY tenant")}
+from legato_ingest.storage.judged import Progress, judged_until, judged_until_ms
 
 
 @pytest.fixture
 def bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A turn is three streams, and each run has one."""
-    most = Most(streams=GREEDY // SLICES, bytes=2**26)
-    monkeypatch.setattr(turns, "TURN", most)
-    monkeypatch.setattr(worker, "TURN", most)
-    monkeypatch.setattr(worker, "_TURNS_S", 0.0)
-
-
-def judge_of(store: Store, metrics: Metrics | None = None) -> tuple[AttributionWorker, Callable[[int], None]]:
-    """Return a worker, and a function that sets the time (ns) until which everything is received."""
-    at = [RECEIVED_NS]
-    made = AttributionWorker(store, load(attribute_grace_s=0), metrics or Metrics(), received_ms=lambda: at[0] // MS)
-    return made, lambda ns: at.__setitem__(0, ns)
-
-
-def finish(judge: AttributionWorker) -> int:
-    """Run until no tenant is aside, and return the number of runs."""
-    runs = 0
-    while judge._turns and runs < 50:
-        judge.step()
-        runs += 1
-    return runs
+    bound(monkeypatch)
 
 
 @pytest.mark.usefixtures("bounded")
@@ -84,7 +38,8 @@ def test_a_tenant_with_much_to_judge_delays_no_other(store: Store) -> None:
     judge.step()
     found = judged(store)
     assert (found["before"], found["small"], found.get("greedy", 0)) == (1, 2, GREEDY // SLICES)
-    assert judged_until_ms(store) == began_ms, "a restarted process looks at the rows of the tenant again"
+    progress = Progress((RECEIVED_NS + 60 * MS) // MS, {"greedy": began_ms})
+    assert judged_until(store) == progress, "a restarted process looks at the rows of this tenant again"
     put_stalled(store, "late", 1, RECEIVED_NS + 100 * MS)
     put_stalled(store, "greedy", 1, RECEIVED_NS + 100 * MS, first=GREEDY)
     receive(RECEIVED_NS + 110 * MS)
@@ -140,18 +95,6 @@ def test_streams_of_another_tenant_with_the_same_ids_take_nothing_from_one_that_
     assert judged(store) == {"before": 1, "victim": GREEDY, "hostile": 4}
 
 
-class Verified(StoreDouble):
-    """A store that calls ``verified`` to verify its parts."""
-
-    def __init__(self, store: Store) -> None:
-        super().__init__(store)
-        self.verified: Callable[[], None] = store.verify
-
-    def verify(self) -> None:
-        """Call ``verified``."""
-        self.verified()
-
-
 @pytest.mark.usefixtures("bounded")
 @pytest.mark.parametrize("greedy", [0, GREEDY])
 def test_a_run_that_is_not_recorded_is_repeated(store: Store, greedy: int) -> None:
@@ -189,23 +132,7 @@ def test_a_tenant_that_is_aside_keeps_what_it_has_left() -> None:
     assert aside.put_aside(much, [Due(0, 1)], 1, 2, 2) == ["greedy"]
     assert aside.put_aside(much, [Due(5, 6)], 3, 4, 4) == []
     turn = aside.next()
-    assert turn is not None and (turn[1].due[0].low_ns, aside.reached_ms(4)) == (0, 1)
-
-
-def refuse(store: Store, monkeypatch: pytest.MonkeyPatch, name: str, error: Exception, is_refusing: list[bool]) -> list[int]:
-    """While ``is_refusing[0]``, have a function of the worker refuse what the tenant "hostile" is in. Return a list of the refusals."""
-    real, refusals = getattr(worker, name), list[int]()
-
-    def refusing(*args: Any) -> Any:
-        keys = " AND ".join(f"({each if isinstance(each, str) else getattr(each, 'keys', '1')})" for each in args[1:])
-        ((has_hostile,),) = store.select(f"SELECT count() FROM stream_revs WHERE tenant = 'hostile' AND {keys}")
-        if int(has_hostile) and is_refusing[0]:
-            refusals.append(1)
-            raise error
-        return real(*args)
-
-    monkeypatch.setattr(worker, name, refusing)
-    return refusals
+    assert turn is not None and (turn[1].due[0].low_ns, aside.progress(4)) == (0, Progress(4, {"greedy": 1}))
 
 
 @pytest.mark.parametrize("refused", ["due_by_receipt", "due_by_evidence", "sizes_of", "open_stalls", "attribute"])
