@@ -40,24 +40,38 @@ class _Encoded:
     spans: Sequence[Span]
 
 
+_Notes = tuple[set[StreamKey], Counter[StreamKey]]
+
+
 class Delivery:
     """Sends streams. ``spans_of`` returns the spans of a stream. One thread uses it."""
 
     def __init__(self, endpoint: Endpoint, spans_of: Callable[[StalledStream], Sequence[Span]], metrics: Metrics) -> None:
         self._endpoint, self._spans_of, self._metrics = endpoint, spans_of, metrics
-        self._done: set[StreamKey] = set()
-        # By the first stream of the request.
-        self._failures: Counter[StreamKey] = Counter()
+        # Of the others, and of tenants that are behind: the progress of these is recorded at other times.
+        self._notes: tuple[_Notes, _Notes] = (set(), Counter()), (set(), Counter())
+        # The failures are by the first stream of the request.
+        self._done, self._failures = self._notes[0]
         # Streams at which the endpoint failed, although each was alone. They are refused only after another request was accepted.
         self._suspects: list[tuple[_Encoded, Failed]] = []
         self._refused_alone = 0
+        self._accepted: _Encoded | None = None
         self._left_out: Counter[str] = Counter()
         self._encoding_failed = False
         self.streams = self.spans = 0
 
     def begin(self) -> None:
         """Begin a run: ``streams`` and ``spans`` count what it sends."""
-        self._suspects, self.streams, self.spans = [], 0, 0
+        self._suspects, self._accepted, self.streams, self.spans = [], None, 0, 0
+
+    def use(self, *, is_aside: bool) -> None:
+        """Send streams of tenants that are behind from now on, or of the others: what is done is known of each apart."""
+        self._done, self._failures = self._notes[is_aside]
+
+    def settle(self) -> None:
+        """Find out about streams in doubt with a request that was accepted before, in this run. Raises ``TryLater``."""
+        if self._suspects and self._accepted is not None:
+            self._try((self._accepted,))
 
     @property
     def doubt(self) -> Failed | None:
@@ -141,6 +155,7 @@ class Delivery:
         self.streams += len(part)
         self.spans += len(spans) - rejected
         self._finish(each.key for each in part)
+        self._accepted = part[0]
         self._refused_alone = 0
         self._examine_suspects()
 

@@ -62,9 +62,12 @@ class Page:
     until_ms: int
 
 
-def pages_between(store: Store, after_ms: int, until_ms: int) -> Iterator[Page]:
-    """Yield the stalled streams with an end that was received between these times; nothing without any. Raises ``StoreError``."""
-    received = after_until_ms("received_at", after_ms, until_ms)
+def pages_between(store: Store, after_ms: int, until_ms: int, tenants: str = "1") -> Iterator[Page]:
+    """Yield the stalled streams with an end that was received between these times; nothing without any. Raises ``StoreError``.
+
+    ``tenants``: a condition on `tenant`.
+    """
+    received = f"{after_until_ms('received_at', after_ms, until_ms)} AND {tenants}"
     ((count, low, high),) = store.select(_SPAN.format(received=received))
     inside = between_ns("start_time", int(low), int(high))
     # A stream is judged after its receipt. One wrong clock would otherwise make `inside` a range of months.

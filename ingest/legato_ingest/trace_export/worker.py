@@ -3,6 +3,8 @@
 It follows the attribution at a distance, so that late evidence has arrived. Its progress is a row of `trace_export_runs`, written after
 the endpoint accepted the spans: after a crash in between, the same spans are sent again. While the endpoint does not answer, the worker
 stays where it is and waits longer from try to try; no other work waits for it. What becomes of each request is the matter of `delivery`.
+
+A tenant with verdicts that are behind is passed, and follows for some seconds of each run when the others are done (`passed`).
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -20,9 +22,10 @@ from legato_ingest.metrics import Metrics
 from legato_ingest.periodic import PeriodicWorker, always, record_run
 from legato_ingest.settings import Settings
 from legato_ingest.storage import Store
-from legato_ingest.storage.judged import judged_until_ms
+from legato_ingest.storage.judged import judged_until
 from legato_ingest.trace_export.delivery import Delivery
 from legato_ingest.trace_export.endpoint import Endpoint
+from legato_ingest.trace_export.passed import OTHERS, Passed, parts_of, passed_until
 from legato_ingest.trace_export.replies import Failed, TryLater
 from legato_ingest.trace_export.spans import StalledStream, stream_spans
 from legato_ingest.trace_export.stalled_streams import pages_between
@@ -39,6 +42,8 @@ _STRETCH_MS = 300_000
 # The progress may be later than now by this much, because clocks are set.
 _AHEAD_MS_MAX = 60_000
 _PAUSE_S, _PAUSE_S_MAX = 5.0, 300.0
+# For so long in each run the tenants that are behind follow.
+_ASIDE_S = 4.0
 
 
 @dataclass(slots=True)
@@ -76,6 +81,8 @@ class TraceExportWorker(PeriodicWorker[TraceExportResult]):
         self._failures = 0
         self._not_before_s = 0.0
         self._is_ahead = False
+        # The part with which the tenants that are behind begin: they take turns.
+        self._first = 0
 
     def stop(self) -> None:
         """Begin no further request, and end the one in progress within half a second."""
@@ -94,13 +101,14 @@ class TraceExportWorker(PeriodicWorker[TraceExportResult]):
             return TraceExportResult()
         started, now = time.monotonic(), self._store.clock_ms()
         settled = now - self._settle_ms
-        since = self._since(settled, started)
-        if self._progress_is_ahead(since, now):
-            return TraceExportResult()
-        until = min(settled, judged_until_ms(self._store))
         self._delivery.begin()
+        passed = self._since(settled, started)
+        if self._progress_is_ahead(passed.others_ms, now):
+            return TraceExportResult()
+        judged = judged_until(self._store)
+        until = min(settled, judged.others_ms)
         try:
-            self._export_all(since, until, started)
+            self._export_all(passed, until, parts_of(self._store, judged), started)
         except TryLater as failure:
             if not self.stopping:
                 self._postpone(failure)
@@ -108,33 +116,66 @@ class TraceExportWorker(PeriodicWorker[TraceExportResult]):
             self._failures = 0
             if not self.stopping:
                 # Between the last row of the attribution and its progress in memory, there was nothing to judge.
-                self.until_ms = max(until, min(settled, self._judged_ms()))
+                self.until_ms = passed.least_ms if passed.aside else max(until, min(settled, self._judged_ms()))
         return self._result()
 
-    def _export_all(self, since: int, until: int, started: float) -> None:
-        """Export stretch by stretch. Raises ``TryLater``, also if the end is reached with a stream that is not done."""
-        while since < until and not self.stopping:
-            if not self._delivery.doubt:
-                self.until_ms = since
-            to = min(until, since + _STRETCH_MS)
-            self._export(since, to, started)
-            since = to
+    def _export_all(self, passed: Passed, until: int, judged_ms: Mapping[int, int], started: float) -> None:
+        """Export for the others, then for the parts that are behind, judged until ``judged_ms`` (Unix ms).
+
+        Raises ``TryLater``, also if the end is reached with a stream that is not done.
+        """
+        passed.put_aside(judged_ms, until)
+        self._delivery.use(is_aside=False)
+        self._export_group(passed, OTHERS, until, started)
+        self._delivery.use(is_aside=True)
+        self._export_aside(passed, judged_ms, started)
+        doubt = self._delivery.doubt
+        self._delivery.settle()
         if self._delivery.doubt:
             raise self._delivery.doubt
+        if (passed.join() or doubt) and not self.stopping:
+            self._record(passed, started)
+            self._delivery.recorded(())
 
-    def _export(self, since: int, until: int, started: float) -> None:
+    def _export_aside(self, passed: Passed, judged_ms: Mapping[int, int], started: float) -> None:
+        """Export for the parts that are behind, each in its turn. After an error the next run begins with the same one."""
+        end_s = time.monotonic() + _ASIDE_S
+        groups = sorted(passed.groups(judged_ms), key=lambda group: (group[0][0] < self._first, group[0][0]))
+        for numbers, until in groups:
+            if not self._delivery.doubt:
+                self._first = numbers[0]
+            self._export_group(passed, numbers, until, started, end_s)
+            if not self._delivery.doubt:
+                self._first = numbers[0] + 1
+            if self.stopping or time.monotonic() > end_s:
+                return
+
+    def _export_group(self, passed: Passed, group: Sequence[int], until: int, started: float, end_s: float = float("inf")) -> None:
+        """Export stretch by stretch, until ``end_s`` (monotonic). Raises ``TryLater``."""
+        while passed.since_ms(group) < until and not self.stopping:
+            if not self._delivery.doubt:
+                self.until_ms = passed.least_ms
+            self._export(passed, group, min(until, passed.since_ms(group) + _STRETCH_MS), started, end_s)
+            if time.monotonic() > end_s:
+                return
+
+    def _export(self, passed: Passed, group: Sequence[int], until: int, started: float, end_s: float) -> None:
         """Send all pages, and record the progress after each while all streams until there are done. Raises ``TryLater``."""
-        recorded = since
-        for page in pages_between(self._store, since, until):
+        since = recorded = passed.since_ms(group)
+        for page in pages_between(self._store, since, until, passed.condition(group)):
             if self.stopping:
                 return
             self._delivery.send(page.streams)
+            passed.move(group, max(recorded, page.until_ms))
             if page.until_ms > recorded and not self._delivery.doubt:
-                self._record(page.until_ms, self._result(), started)
+                self._record(passed, started)
                 self._delivery.recorded(page.streams)
                 recorded = page.until_ms
+            if recorded > since and time.monotonic() > end_s:
+                return
+        passed.move(group, until)
         if until > recorded and until - since > _RECORD_MS and not self._delivery.doubt:
-            self._record(until, self._result(), started)
+            self._record(passed, started)
             self._delivery.recorded(())
 
     def _result(self) -> TraceExportResult:
@@ -156,19 +197,18 @@ class TraceExportWorker(PeriodicWorker[TraceExportResult]):
         said = f": {failure.message}" if isinstance(failure, Failed) and failure.message else ""
         _log.warning("the trace backend does not take spans about stalls (%s%s), trying again in %.0f s", failure.reason, said, wait_s)
 
-    def _since(self, settled: int, started: float) -> int:
-        """Return the time of receipt up to which earlier runs exported. The first run of all begins with this process."""
-        ((recorded,),) = self._store.select("SELECT toUnixTimestamp64Milli(max(until)) FROM trace_export_runs")
-        since, oldest = int(recorded), settled - _AGE_MS_MAX
-        if since <= 0:
-            since = min(settled, self._started_ms)
-            self._record(since, TraceExportResult(), started)
-            return since
-        if since < oldest:
+    def _since(self, settled: int, started: float) -> Passed:
+        """Return the times of receipt up to which earlier runs exported. The first run of all begins with this process."""
+        passed, oldest = passed_until(self._store), settled - _AGE_MS_MAX
+        if passed.others_ms <= 0:
+            passed = Passed(min(settled, self._started_ms))
+            self._record(passed, started)
+        elif passed.others_ms < oldest or passed.least_ms < oldest - _RECORD_MS:
             self._metrics.errors.labels("trace_export", "TooOld").inc()
             _log.warning("stalls of streams that were received more than %d hours ago are not exported", _AGE_MS_MAX // 3_600_000)
-            self._record(oldest, TraceExportResult(), started)
-        return max(since, oldest)
+            passed.leave_out(oldest)
+            self._record(passed, started)
+        return passed
 
     def _progress_is_ahead(self, since: int, now: int) -> bool:
         """Return whether the progress is later than now: a clock was ahead. Its streams count as exported, so nothing is until then."""
@@ -183,5 +223,7 @@ class TraceExportWorker(PeriodicWorker[TraceExportResult]):
         self._is_ahead = is_ahead
         return is_ahead
 
-    def _record(self, until_ms: int, result: TraceExportResult, started: float) -> None:
-        record_run(self._store, "trace_export_runs", {"until": until_ms}, {"streams": result.streams, "spans": result.spans}, started)
+    def _record(self, passed: Passed, started: float) -> None:
+        result = self._result()
+        counts = {"streams": result.streams, "spans": result.spans}
+        record_run(self._store, "trace_export_runs", passed.times(), counts, started, passed.columns())
