@@ -1,0 +1,64 @@
+"""Statements of one tenant have the result, or the error, that they have without the conditions for the primary key.
+
+The statements are those of a reviewer: each had another result, or failed.
+"""
+
+from __future__ import annotations
+
+from helpers.servers.reading import guard_of
+from legato_ingest.errors import StoreError
+from legato_ingest.query.reads import content_of
+from legato_ingest.storage import Store
+
+EARLY = "start_time < '2026-11-20 00:00:05'"
+NEWEST = "SELECT max(b.start_time) FROM stream_revs AS b WHERE b.rev"
+NAMED = (
+    # Names that mean something else there.
+    f"WITH addHours(start_time, -9) AS start_time SELECT 1 AS c UNION ALL SELECT count() FROM stream_revs WHERE {EARLY}",
+    f"WITH addHours(start_time, -9) AS start_time SELECT * FROM (SELECT count() FROM stream_revs WHERE {EARLY})",
+    "WITH 'web' AS service_name SELECT 1 AS c UNION DISTINCT SELECT count() FROM stream_revs WHERE service_name = 'web'",
+    f"SELECT count() FROM stream_revs AS s INNER JOIN s AS q ON s.rev = q.rev WHERE s.{EARLY}",
+    f"SELECT count() FROM stream_revs INNER JOIN stream_revs AS q ON stream_revs.rev = q.rev WHERE stream_revs.{EARLY}",
+    f"SELECT count() FROM stream_revs AS s, s AS q WHERE s.{EARLY}",
+    f"SELECT count() FROM stream_revs AS q, stream_revs WHERE stream_revs.{EARLY}",
+    "WITH (SELECT now()) AS v SELECT count() FROM stream_revs AS s, values('v DateTime', '2026-11-20 00:00:05') AS n "
+    "WHERE s.start_time > v",
+    "WITH (SELECT now()) AS `start_time.null` SELECT count() FROM node_samples WHERE recorded_at < `start_time.null`",
+    "WITH (SELECT now()) AS COLUMNS SELECT count() FROM stream_revs WHERE start_time >= toDateTime(COLUMNS('start_time$'))",
+    "WITH (SELECT now()) AS arrayJoin, (SELECT 1) AS array SELECT count() FROM stream_revs "
+    "WHERE start_time > toDateTime(arrayJoin(array(1, 2)))",
+    # They fail with the key.
+    "WITH (SELECT avg(step) FROM engine_steps WHERE 0) AS a SELECT count() FROM stream_revs WHERE start_time > a",
+    "WITH (SELECT toBFloat16(5)) AS a SELECT count() FROM stream_revs WHERE start_time > a",
+    "SELECT count() FROM stream_revs WHERE start_time > (toDateTime(5) - toDateTime(5)) / 0",
+    f"WITH ({NEWEST} = a.rev) AS newest SELECT count() FROM stream_revs AS a WHERE a.start_time = newest",
+    f"WITH ({NEWEST} = rev) AS newest SELECT count() FROM stream_revs WHERE start_time = newest",
+)
+
+
+def result(store: Store, sql: str) -> str:
+    """Return the result of a statement of the shop, or that it fails."""
+    try:
+        return store.query_bytes(sql, tenant="shop").decode()
+    except StoreError:
+        return "fails"
+
+
+def test_names_and_failures_change_no_result(store: Store) -> None:
+    """Some fail with the conditions, and are run without them."""
+    at = "toDateTime64('2026-11-20 00:00:00', 9, 'UTC') + number / 2"
+    rows = f"SELECT 'shop', {at}, toFixedString(toString(number), 16), ['web', 'api'][1 + number % 2], 1 + number % 3 FROM numbers(20)"
+    store.command(f"INSERT INTO stream_revs (tenant, start_time, trace_id, service_name, rev) {rows}")
+    columns, own = "tenant, metric, recorded_at, start_time, host", f"SELECT 'shop', 'm', {at}, if(number % 2, {at}, NULL), 'h'"
+    store.command(f"INSERT INTO node_samples ({columns}) {own} FROM numbers(20)")
+    guard, failed, answered = guard_of(store), 0, 0
+    for sql in NAMED:
+        statement = guard.check(sql, {}, "shop")
+        expected = result(store, statement.without_key or statement.sql)
+        failed += expected != "fails" and result(store, statement.sql) == "fails"
+        answered += expected != "fails"
+        try:
+            assert content_of(store, statement, {}, "TabSeparated", "shop").decode() == expected, sql
+        except StoreError:
+            assert expected == "fails", sql
+    assert failed >= 3 and answered >= 12
