@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -35,6 +36,9 @@ _is_fork = False
 _is_terminated = False
 _resets: list[Callable[[], None]] = []
 _locks_of = _thread.allocate_lock
+# The threads that fork and hold SIGTERM back. The same function before and after the fork, whatever gevent replaces meanwhile.
+_forking: set[int] = set()
+_get_ident = _thread.get_ident
 
 
 def after_fork(reset: Callable[[], None]) -> None:
@@ -84,9 +88,10 @@ def _handle_termination() -> None:
     """Handle SIGTERM, which ends a pool's workers as soon as their results have arrived; a handler of the application stays."""
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, _terminated):
-        signal.signal(signal.SIGTERM, _terminated)
+        # No handler where none can be watched: streams that are lost are better than a child that does not end.
         with guard("signals"):
-            watch(signal.SIGTERM, lambda: _is_terminated)
+            watch(signal.SIGTERM, _terminated, lambda: _is_terminated)
+            signal.signal(signal.SIGTERM, _terminated)
 
 
 def _ending() -> None:
@@ -149,11 +154,34 @@ def _exit(status: int) -> None:
         _real_exit(status)
 
 
+def _forks() -> None:
+    """Hold SIGTERM back in this thread during the fork. Python discards what a child gets before its interpreter is ready.
+
+    A pool's worker that is terminated at once would then stay. So the signal waits until the child ends by it, as without a handler.
+    """
+    if signal.getsignal(signal.SIGTERM) is _terminated and signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]):
+        _forking.add(_get_ident())
+
+
+def _has_forked() -> None:
+    """Let SIGTERM through again, in the parent as in the child."""
+    if _get_ident() in _forking:
+        _forking.discard(_get_ident())
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+
+
 def _forked() -> None:
+    """Begin as a process without streams, which SIGTERM ends at once."""
     global _close, _ends_at, _is_ending, _is_fork, _is_terminated
     _close, _ends_at, _is_ending, _is_fork, _is_terminated = None, None, False, True, False
     forget()
+    if signal.getsignal(signal.SIGTERM) is _terminated:
+        # Only a second interpreter of the process may not set handlers.
+        with suppress(ValueError):
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _has_forked()
+    _forking.clear()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
+    os.register_at_fork(before=_forks, after_in_parent=_has_forked, after_in_child=_forked)

@@ -8,51 +8,68 @@ worker of a pool that waits for its next task, and `Pool.terminate` waits for th
 
 from __future__ import annotations
 
+import _socket
 import _thread
 import os
 import signal
+import struct
+import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from types import BuiltinFunctionType
+from typing import Any
 
 __all__ = ["forget", "watch"]
 
 _AGAIN_S = 0.1
-# What the thread reads, and what Python writes the numbers of signals to.
-_pipe: tuple[int, int] | None = None
+# The kernel adds the process, user and group that wrote: a forked child has the descriptor until `forget`, or until it runs a program.
+_SENDER = struct.Struct("3i")
+# The end that the thread reads, and the descriptor of the other one, which Python writes the numbers of signals to.
+_pair: tuple[_socket.socket, int] | None = None
 # Bound here, because tests of applications replace `time.sleep`.
 _sleep = time.sleep
+_real: Any = getattr(signal, "set_wakeup_fd", None)
 
 
-def watch(number: int, has_begun: Callable[[], bool]) -> None:
+def watch(number: int, handler: Callable[..., None], has_begun: Callable[[], bool]) -> None:
     """Send each signal with this number that arrives to the main thread again, until ``has_begun`` returns true.
 
-    To be called in the main thread. Nothing is done where an event loop of the application is woken by signals already, and where threads
-    are greenlets.
+    To be called in the main thread, before ``handler`` is set; a handler that the application sets later gets each signal once. Nothing is
+    done where threads are greenlets, or where signals cannot be sent to threads (Windows). Raises ``OSError`` at too many open files,
+    ``RuntimeError`` at too many threads; then nothing was changed.
     """
-    global _pipe
-    if _pipe is not None or not isinstance(_thread.start_new_thread, BuiltinFunctionType):
+    global _pair
+    is_greenlet = not isinstance(_thread.start_new_thread, BuiltinFunctionType)
+    if _pair is not None or is_greenlet or not hasattr(signal, "pthread_kill"):
         return
-    reads, writes = os.pipe()
-    os.set_blocking(writes, False)
-    before = signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
-    if before != -1:
-        signal.set_wakeup_fd(before)
-        os.close(reads)
-        os.close(writes)
-        return
-    _pipe = reads, writes
+    # Datagrams, because each has a sender.
+    reads, writes = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_DGRAM)
+    if sys.platform == "linux":
+        reads.setsockopt(_socket.SOL_SOCKET, _socket.SO_PASSCRED, 1)
+    writes.setblocking(False)
     main = threading.main_thread().ident or 0
-    threading.Thread(target=_repeat, args=(reads, number, main, has_begun), name="legato-signals", daemon=True).start()
+    threading.Thread(target=_repeat, args=(reads, number, handler, main, has_begun), name="legato-signals", daemon=True).start()
+    # The number alone: Python may still write to it when the modules' objects are gone.
+    _pair = reads, writes.detach()
+    before = _real(_pair[1], warn_on_full_buffer=False)
+    if before != -1:
+        _real(before, warn_on_full_buffer=False)
 
 
-def _repeat(reads: int, number: int, main: int, has_begun: Callable[[], bool]) -> None:
-    handler = signal.getsignal(number)
-    while numbers := os.read(reads, 4096):
-        # A handler that the application has set since gets each signal once.
-        while number in numbers and signal.getsignal(number) is handler:
+def _receive(reads: _socket.socket) -> int:
+    """Wait for a signal; return its number, or 0 if it arrived in another process, which must not end this one."""
+    if sys.platform != "linux":
+        return reads.recv(1)[0]
+    numbers, added, _, _ = reads.recvmsg(1, _socket.CMSG_SPACE(_SENDER.size))
+    return numbers[0] if added and _SENDER.unpack(added[0][2])[0] == os.getpid() else 0
+
+
+def _repeat(reads: _socket.socket, number: int, handler: Callable[..., None], main: int, has_begun: Callable[[], bool]) -> None:
+    while True:
+        received = _receive(reads)
+        while received == number and signal.getsignal(number) is handler:
             _sleep(_AGAIN_S)
             if has_begun():
                 break
@@ -61,14 +78,14 @@ def _repeat(reads: int, number: int, main: int, has_begun: Callable[[], bool]) -
 
 def forget() -> None:
     """Stop in a forked child, which would wake its parent's thread. To be called within the fork."""
-    global _pipe
-    if _pipe is None:
+    global _pair
+    if _pair is None:
         return
-    reads, writes = _pipe
-    _pipe = None
+    reads, writes = _pair
+    _pair = None
     with suppress(ValueError):
-        before = signal.set_wakeup_fd(-1)
+        before = _real(-1)
         if before not in (-1, writes):
-            signal.set_wakeup_fd(before)
-    os.close(reads)
+            _real(before, warn_on_full_buffer=False)
+    reads.close()
     os.close(writes)

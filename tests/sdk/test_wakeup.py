@@ -1,0 +1,78 @@
+"""SIGTERM in workers of `multiprocessing` that recorded a stream: what their children notice of its handling."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the signals are Linux's")
+ENVIRON = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+
+
+def run(application: str, *arguments: str) -> tuple[list[str], str]:
+    """Run an application to its end; return the words that it printed, and what it logged."""
+    command = [sys.executable, "-c", application, *arguments]
+    done = subprocess.run(command, env=ENVIRON, capture_output=True, text=True, timeout=60, check=False)
+    return done.stdout.split(), done.stderr
+
+
+FORK = """
+import multiprocessing, os, select, signal, sys
+early = lambda: None
+# Registered before Legato's, so it runs in the child before Legato's.
+os.register_at_fork(after_in_child=lambda: early())
+from legato import _exits, _wakeup
+_wakeup._repeat = lambda *_: None
+is_blocked = lambda: signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+def work():
+    global early
+    _exits.before_end(lambda seconds: None)
+    early = lambda: (os.kill(os.getpid(), signal.SIGTERM), print(is_blocked(), flush=True))
+    child = os.fork()
+    if not child:
+        os._exit(1)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    early = lambda: None
+    child = os.fork()
+    if not child:
+        print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, is_blocked(), flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+    print(signal.getsignal(signal.SIGTERM) is _exits._terminated, is_blocked(), flush=True)
+    print(bool(select.select([_wakeup._pair[0]], [], [], 0)[0]), flush=True)
+child = multiprocessing.get_context("fork").Process(target=work)
+child.start(); child.join(); print(child.exitcode)
+"""
+
+
+def test_a_child_that_is_terminated_within_its_fork_ends_and_its_parent_does_not() -> None:
+    """The signal waits until the child has no handler, so Python cannot discard it, and wakes no thread of the parent."""
+    printed, logged = run(FORK)
+    in_the_fork, child, parent = ["True", str(-signal.SIGTERM)], ["True", "False"], ["True", "False", "False"]
+    assert printed == [*in_the_fork, *child, *parent, "0"], logged
+
+
+OTHER = """
+import multiprocessing, os, signal, subprocess, sys
+from legato import _exits, _wakeup
+_wakeup._repeat = lambda *_: None
+def work():
+    _exits.before_end(lambda seconds: None)
+    reads, writes = _wakeup._pair
+    subprocess.run([sys.executable, "-c", f"import os; os.write({writes}, bytes([{int(signal.SIGTERM)}]))"], pass_fds=[writes], check=True)
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    print(_wakeup._receive(reads), _wakeup._receive(reads), flush=True)
+child = multiprocessing.get_context("fork").Process(target=work)
+child.start(); child.join(); print(child.exitcode)
+"""
+
+
+def test_a_signal_of_another_process_is_not_taken_for_one_of_this() -> None:
+    """A child that C code forked has the wake-up descriptor, and Python writes to it there."""
+    printed, logged = run(OTHER)
+    assert printed == ["0", str(int(signal.SIGUSR1)), "0"], logged
