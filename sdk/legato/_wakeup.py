@@ -4,6 +4,9 @@ Python runs the handler of a signal in the main thread, between two instructions
 between the last instruction and the wait, or that another thread receives, does not. The handler would then run after the wait: never, in a
 worker of a pool that waits for its next task, and `Pool.terminate` waits for that worker. So a thread here is woken by each signal
 (`signal.set_wakeup_fd`) and sends it to the main thread again until the handler has begun. Nothing here handles a signal.
+
+A process has one wake-up descriptor, and event loops need it. So the application sees none of Legato's, and may set its own, which is as
+good: it wakes the main thread. Legato's returns when the application has removed that one.
 """
 
 from __future__ import annotations
@@ -56,6 +59,17 @@ def watch(number: int, handler: Callable[..., None], has_begun: Callable[[], boo
     before = _real(_pair[1], warn_on_full_buffer=False)
     if before != -1:
         _real(before, warn_on_full_buffer=False)
+    patched: Any = signal
+    patched.set_wakeup_fd = _set_wakeup_fd
+
+
+def _set_wakeup_fd(fd: int, /, *, warn_on_full_buffer: bool = True) -> int:
+    """Stands in for ``signal.set_wakeup_fd``: returns -1 where the descriptor of before is Legato's, and sets that one for -1."""
+    if _pair is None:
+        return int(_real(fd, warn_on_full_buffer=warn_on_full_buffer))
+    ours = _pair[1]
+    before = int(_real(ours, warn_on_full_buffer=False) if fd == -1 else _real(fd, warn_on_full_buffer=warn_on_full_buffer))
+    return -1 if before == ours else before
 
 
 def _receive(reads: _socket.socket) -> int:
@@ -83,6 +97,9 @@ def forget() -> None:
         return
     reads, writes = _pair
     _pair = None
+    patched: Any = signal
+    if signal.set_wakeup_fd is _set_wakeup_fd:
+        patched.set_wakeup_fd = _real
     with suppress(ValueError):
         before = _real(-1)
         if before not in (-1, writes):

@@ -1,4 +1,4 @@
-"""SIGTERM in workers of `multiprocessing` that recorded a stream: what their children notice of its handling."""
+"""SIGTERM in workers of `multiprocessing` that recorded a stream: what their children and their event loops notice of its handling."""
 
 from __future__ import annotations
 
@@ -76,3 +76,67 @@ def test_a_signal_of_another_process_is_not_taken_for_one_of_this() -> None:
     """A child that C code forked has the wake-up descriptor, and Python writes to it there."""
     printed, logged = run(OTHER)
     assert printed == ["0", str(int(signal.SIGUSR1)), "0"], logged
+
+
+LOOP = """
+import asyncio, importlib, multiprocessing, os, signal, sys, threading, time
+from legato import _exits
+is_first = sys.argv[2] == "stream_first"
+async def main():
+    if not is_first: _exits.before_end(lambda seconds: print("sent", flush=True))
+    woken, loop = asyncio.Event(), asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGUSR1, woken.set)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    await woken.wait()
+    loop.remove_signal_handler(signal.SIGUSR1)
+def work(absent):
+    new_loop = importlib.import_module(sys.argv[1]).new_event_loop
+    if is_first: _exits.before_end(lambda seconds: print("sent", flush=True))
+    with asyncio.Runner(loop_factory=new_loop) as runner: runner.run(main())
+    other = threading.Thread(target=time.sleep, args=(60,), daemon=True)
+    other.start()
+    # To another thread, so it does not interrupt the wait of the main thread.
+    threading.Timer(1, signal.pthread_kill, (other.ident, signal.SIGTERM)).start()
+    absent.acquire()
+context = multiprocessing.get_context("fork")
+child = context.Process(target=work, args=(context.Semaphore(0),))
+child.start(); child.join(50); print(child.exitcode); child.kill()
+"""
+
+
+@pytest.mark.parametrize(("loop", "order"), [("asyncio", "stream_first"), ("asyncio", "loop_first"), ("uvloop", "stream_first")])
+def test_an_event_loop_may_have_the_wakeup_descriptor(loop: str, order: str) -> None:
+    """The application's handlers run while its loop does, and SIGTERM ends a worker that waits in the kernel afterwards."""
+    pytest.importorskip(loop)
+    printed, logged = run(LOOP, loop, order)
+    assert printed == ["sent", str(-signal.SIGTERM)], logged
+
+
+HIDDEN = """
+import multiprocessing, os, signal
+from legato import _exits
+def work():
+    real = signal.set_wakeup_fd
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)
+    _exits.before_end(lambda seconds: None)
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+    print(signal.set_wakeup_fd(writes, warn_on_full_buffer=False) == -1)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    print(os.read(reads, 9)[0] == signal.SIGUSR1, signal.set_wakeup_fd(-1) == writes, signal.set_wakeup_fd(-1) == -1, flush=True)
+    child = os.fork()
+    if not child:
+        print(signal.set_wakeup_fd is real, real(-1) == -1, flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+    try: signal.set_wakeup_fd(writes + 100)
+    except (OSError, ValueError): print("refused", flush=True)
+child = multiprocessing.get_context("fork").Process(target=work)
+child.start(); child.join(); print(child.exitcode)
+"""
+
+
+def test_the_application_does_not_see_legatos_descriptor() -> None:
+    """Trio warns of another library's: an error where warnings are errors."""
+    printed, logged = run(HIDDEN)
+    assert printed == ["True"] * 6 + ["refused", "0"], logged
