@@ -144,14 +144,14 @@ def _described(error: Exception) -> str:
 
 
 def _set_aside(log: WriteAheadLog, segment: int, payload: bytes, entry: Entry | None) -> None:
-    """Set a payload aside that cannot be converted. If there is no room for it, it stays in its segment."""
+    """Set a payload aside that cannot be converted. If there is no room or memory for it, it stays in its segment."""
     try:
         if entry is None:
             log.set_aside(segment, payload)
         else:
             set_aside(entry, log)
-    except StoreUnavailable as error:
-        _log.error("the request cannot be set aside: %s", error)
+    except (StoreUnavailable, MemoryError) as error:
+        _log.error("the request cannot be set aside: %s", error or "no memory")
         if entry is not None:
             # So that its batches do not remove it from the segment.
             entry.is_set_aside = True

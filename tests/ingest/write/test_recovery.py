@@ -71,3 +71,20 @@ def test_a_failure_that_stays_keeps_no_process_from_its_start(
     with logging_to(log, store, recovers=True):
         pass
     assert store.select("SELECT count() FROM stream_revs") == [(10,)] and not pending(log)
+
+
+def test_without_memory_to_set_a_request_aside_the_process_starts(store: Store, log: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request stays in its segment, and the next process stores it."""
+
+    def no_memory(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        failing(patch, KeyError("of another version"), 1)
+        patch.setattr(WriteAheadLog, "set_aside", no_memory)
+        with logging_to(log, store, recovers=True):
+            pass
+    assert len(streams(store)) == 10 and [segment for segment, _ in pending(log)] != [ASIDE] and pending(log)
+    with logging_to(log, store, recovers=True):
+        pass
+    assert store.select("SELECT count() FROM stream_revs") == [(10,)] and not pending(log)
