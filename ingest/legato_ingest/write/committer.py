@@ -324,8 +324,10 @@ class Committer:
     def _next_late(self) -> list[Waiting]:
         """Return the next group of batches with late rows; none while its insert is not due."""
         with self._changed:
-            is_due = bool(self._late) and (self._closing or self._late_pause_s() <= 0)
-            return self._lanes.take(self._late, self._chunks_max) if is_due else []
+            if not self._late or not (self._closing or self._late_pause_s() <= 0):
+                return []
+            self._late_pauses.taken()
+            return self._lanes.take(self._late, self._chunks_max)
 
     def _next_apart(self) -> list[Waiting]:
         """Return the next group that is inserted apart; none while the store is away."""
@@ -385,8 +387,8 @@ class Committer:
                 took_s += time.monotonic() - began_s
         finally:
             # What failed is no reason to let the others wait longer.
-            if not self._is_apart and not group[0].is_alone:
-                self._late_pauses.ended(took_s)
+            if not group[0].is_alone:
+                self._late_pauses.ended(took_s, is_apart=self._is_apart)
         return receipts
 
     def _commit_due(self, group: list[Waiting], at_once: bool = False) -> None:

@@ -349,9 +349,14 @@ class LatePauses:
     def __init__(self) -> None:
         self._ended_s = self._took_s = 0.0
 
-    def ended(self, took_s: float) -> None:
-        """Take note that an insert of late rows has ended now, and how long it took."""
-        self._ended_s, self._took_s = time.monotonic(), took_s
+    def taken(self) -> None:
+        """Take note that late rows leave their queue now. If they are inserted apart, this begins the pause."""
+        self._ended_s, self._took_s = time.monotonic(), 0.0
+
+    def ended(self, took_s: float, *, is_apart: bool = False) -> None:
+        """Take note that an insert of late rows has ended now, and how long it took. Of many halves apart none begins the pause anew."""
+        self._ended_s = self._ended_s if is_apart else time.monotonic()
+        self._took_s = max(self._took_s, took_s)
 
     def left_s(self, is_urgent: bool) -> float:
         """Return the seconds until the next insert. ``is_urgent``: a reader or a request waits for it, or the queue is half full."""

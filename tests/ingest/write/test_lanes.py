@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import random
 import threading
 import time
@@ -19,8 +20,9 @@ from helpers.builders.points import gauge, metrics_request
 from helpers.builders.spans import native_span, request
 from helpers.builders.worst_bodies import DAY_NS, finished, spans, steps
 from helpers.platform.examples import examples
-from helpers.servers.committing import PATIENCE_S, StoreDouble, committing
+from helpers.servers.committing import PATIENCE_S, StoreDouble, committing, logging_to
 from helpers.servers.waiting import until
+from legato_ingest.errors import StoreUnavailable
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.batch import Batch, Limits
 from legato_ingest.otlp.convert import convert_points
@@ -30,7 +32,7 @@ from legato_ingest.write import lanes
 from legato_ingest.write.body import Body, Entry
 from legato_ingest.write.by_days import by_day, is_late
 from legato_ingest.write.group_insert import Receipt
-from legato_ingest.write.lanes import LATE_DAYS_MAX, Lane, Lanes
+from legato_ingest.write.lanes import LATE_DAYS_MAX, Lane, Lanes, LatePauses
 from legato_ingest.write.outcomes import Outcomes
 from legato_ingest.write.waiting import Waiting, size_of
 
@@ -265,6 +267,34 @@ def test_late_rows_do_not_wait_for_those_of_a_tenant_that_are_halved(store: Stor
         until(lambda: "bad" in committer._lanes._failed_s)
         committer.submit(batch_of(5, tenant="good"), entries[-1]).result(PATIENCE_S)
         assert not all(each.done() for each in futures)
+
+
+def test_late_rows_of_a_tenant_that_is_set_apart_have_the_same_pauses(
+    store: Store, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that does not take them was asked again without a pause."""
+    monkeypatch.setattr(LatePauses, "_APART_S", 1_000.0)
+    double, tried = StoreDouble(store), list[str]()
+
+    def fail(table: str, rows: pa.Table) -> None:
+        if table == "stream_revs" and "bad" in rows["tenant"].to_pylist():
+            tried.append(table)
+            raise StoreUnavailable("Code: 252. too many parts", 252)
+
+    double.before = fail
+    with logging_to(tmp_path, double) as committer:
+        committer._lanes.set_apart("bad")
+        committer._late_pauses._ended_s = float("-inf")
+        bad = Entry(Body(SIGNALS[0], b"", "", "", "bad"))
+        committer.submit(batch_of(5, tenant="bad"), bad).result(PATIENCE_S)
+        committer.finish(bad)
+        until(lambda: tried and committer._late)
+        assert committer._late_pause_s() > 100
+        good = Entry(Body(SIGNALS[0], b"", "", "", "good"))
+        committer.submit(batch_of(0, tenant="good"), good).result(PATIENCE_S)
+        committer.finish(good)
+        committer.begin_settling("good")()
+        assert tried == ["stream_revs"]
 
 
 def test_a_reader_waits_for_the_batches_of_its_tenant() -> None:
