@@ -28,7 +28,7 @@ from legato_ingest.write.group_insert import GroupInsert, Receipt, receipt_of
 from legato_ingest.write.lanes import Lanes, LatePauses
 from legato_ingest.write.log_writer import LogWriter
 from legato_ingest.write.outcomes import RETRY_S, Outcomes
-from legato_ingest.write.set_aside import FAILURES_MAX
+from legato_ingest.write.set_aside import BLAME_MAX, FAULT
 from legato_ingest.write.settling import Settling
 from legato_ingest.write.waiting import Waiting, size_of
 
@@ -122,7 +122,7 @@ class Committer:
         with self._changed:
             if entry.segment == ASIDE:
                 # It failed before this process: it has one try, in one piece.
-                waiting.failures, waiting.is_alone, waiting.early = FAILURES_MAX - 1, True, None
+                waiting.blame, waiting.is_alone, waiting.is_at_fault, waiting.early = BLAME_MAX - FAULT, True, True, None
             self._accept(waiting, is_queued=True)
 
     def finish(self, entry: Entry) -> None:
@@ -359,12 +359,9 @@ class Committer:
         """
         try:
             receipts = insert(group)
-        except StoreUnavailable as error:
-            self._metrics.errors.labels("commit", type(error).__name__).inc()
-            return self._outcomes.unavailable(group, error)
         except Exception as error:
             self._metrics.errors.labels("commit", type(error).__name__).inc()
-            return self._outcomes.failed_by_fault(group, error)
+            return self._outcomes.not_stored(group, error)
         self._outcomes.stored(group, receipts)
         return True
 

@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable, Sequence
 from legato_ingest.definitions import ALL_TENANTS
 from legato_ingest.shares import Shares
 from legato_ingest.write.body import Entry
+from legato_ingest.write.set_aside import FAULT
 from legato_ingest.write.turns import Turns
 from legato_ingest.write.waiting import Waiting
 
@@ -132,8 +133,8 @@ class Lane:
             return []
         group = [queue.take()]
         weight, size, days = group[0].batch.weight, group[0].row_bytes, set(group[0].batch.days)
-        is_alone = group[0].failures >= 1
-        while queue and not (is_alone or queue.next.failures >= 1):
+        is_alone = group[0].blame >= FAULT
+        while queue and not (is_alone or queue.next.blame >= FAULT):
             batch, size = queue.next.batch, size + queue.next.row_bytes
             is_spread = self._days_max is not None and (
                 len(days | batch.days) > max(self._days_max, len(days)) or len(group) >= _LATE_BATCHES_MAX
@@ -179,6 +180,12 @@ class Lanes:
         self.alone.put_back([each for each in group if each.is_alone])
         for lane in (self.now, self.late):
             lane.put_back([each for each in group if not each.is_alone and self.of(each) is lane])
+
+    def clear_of_suspicion(self) -> None:
+        """An insert has ended well: queue in its lane again what is alone only because the store took nothing. Readers wait for it then."""
+        for waiting in self.alone.take_unproven():
+            waiting.is_alone = False
+            self.of(waiting).put([waiting])
 
     def take(self, lane: Lane, chunks_max: int) -> list[Waiting]:
         """Remove and return the next group of a lane, of tenants without failures of late. Those of the others go to ``apart``."""
@@ -294,7 +301,7 @@ class Apart:
 
 
 class Alone:
-    """Batches that failed alone by their own fault: each is tried again one by one, those of tenants in turns. Not thread-safe.
+    """Batches that failed alone: each is tried again one by one, those of tenants in turns. Not thread-safe.
 
     The tries take a fifth of the time at most, and the next one after a failure comes after ``apart_s``.
     """
@@ -321,6 +328,14 @@ class Alone:
         """Queue batches again, before the others: the store could not take them."""
         for waiting in reversed(group):
             self._waiting.put_first(waiting)
+
+    def take_unproven(self) -> list[Waiting]:
+        """Remove and return the batches with failures that do not count against them."""
+        waiting = self._waiting.drain()
+        for each in waiting:
+            if each.is_at_fault:
+                self._waiting.put(each)
+        return [each for each in waiting if not each.is_at_fault]
 
     def take(self) -> list[Waiting]:
         """Remove and return the next batch. It is the turn of another tenant then."""

@@ -1,6 +1,9 @@
 """What becomes of batches after an insert: stored, repeated because the store is away, or halved, tried alone and set aside.
 
-Only a store that is away concerns all senders: then requests are refused, until it answers an insert. The module inserts nothing.
+Only a store that is away concerns all senders: then requests are refused, until it answers an insert. Too little memory (code 241) may be
+the fault of a batch or of a moment. So it halves a group, and refuses no request: these go into the log until the queue is full. A batch
+that gets it alone is tried again behind the others; that counts against the batch only if others were stored between two of its failures.
+The module inserts nothing.
 """
 
 from __future__ import annotations
@@ -14,11 +17,11 @@ from contextlib import suppress
 
 from legato_ingest.errors import MEMORY_LIMIT_EXCEEDED, StoreRestarting, StoreUnavailable
 from legato_ingest.metrics import Metrics
-from legato_ingest.storage.wal import WriteAheadLog
+from legato_ingest.storage.wal import ASIDE, WriteAheadLog
 from legato_ingest.write.body import Entry
 from legato_ingest.write.group_insert import Receipt
 from legato_ingest.write.lanes import Lanes
-from legato_ingest.write.set_aside import FAILURES_MAX, carry_over, is_set_aside
+from legato_ingest.write.set_aside import BLAME_MAX, FAULT, carry_over, is_set_aside
 from legato_ingest.write.waiting import Waiting
 
 __all__ = ["RETRY_S", "Outcomes"]
@@ -26,8 +29,8 @@ __all__ = ["RETRY_S", "Outcomes"]
 _log = logging.getLogger("legato")
 RETRY_S = 1.0
 """After a failed insert it is repeated after this time."""
-# A tenant with so many batches that failed alone has further ones set aside without a further try, unless no insert has ended well for so
-# long: then the fault may be that of the process.
+# A tenant with so many batches that failed alone has further ones set aside without a further try (or after four for which the store had no
+# memory), unless no insert has ended well for so long: then the fault may be that of the process.
 _ALONE_MAX, _ENDED_WELL_S = 8, 15.0
 
 
@@ -41,7 +44,8 @@ class Outcomes:
         self._changed, self._lanes, self._log, self._metrics = changed, lanes, log, metrics
         self.failed: StoreUnavailable | None = None
         self.broken: StoreUnavailable | None = None
-        self._stored_s = float("-inf")
+        # The number of inserts that ended well, and when the last one did (monotonic, s).
+        self._inserts, self._stored_s = 0, float("-inf")
 
     def hold(self, group: Iterable[Waiting], sign: int = 1) -> None:
         """Count the bytes of batches that were accepted, or with -1 of those that have left."""
@@ -50,7 +54,7 @@ class Outcomes:
 
     def stored(self, group: Sequence[Waiting], receipts: Sequence[Receipt]) -> None:
         """Answer the requests of a group that is stored."""
-        self._stored_s = time.monotonic()
+        self._inserts, self._stored_s = self._inserts + 1, time.monotonic()
         self._answers()
         for waiting, receipt in zip(group, receipts, strict=True):
             waiting.answer(receipt)
@@ -59,66 +63,77 @@ class Outcomes:
                 waiting.stored()
         with self._changed:
             all_stored = self.count_down(waiting.entry for waiting in group)
+            self._lanes.clear_of_suspicion()
         self.leave_log(all_stored)
         self._leave(group[0].is_late, group, None)
 
-    def unavailable(self, group: list[Waiting], error: StoreUnavailable) -> bool:
-        """The store did not take a group. Return False if it cannot take any batch now.
+    def not_stored(self, group: list[Waiting], error: Exception) -> bool:
+        """A group was not stored: halve it until what is at fault is alone, which costs the others nothing, or repeat it.
 
-        With too little memory for a group it is halved, and a batch alone is tried again behind the others while these are stored.
+        Return False if the store cannot take any batch now, or the log cannot take aside the one that is alone.
         """
-        is_large = len(group) > 1 or time.monotonic() - self._stored_s < _ENDED_WELL_S
-        if error.code == MEMORY_LIMIT_EXCEEDED and group[0].is_logged and is_large:
-            return self.failed_by_fault(group, error)
-        self._store_away(group, error)
-        return False
-
-    def _store_away(self, group: Sequence[Waiting], error: StoreUnavailable) -> None:
-        """The store cannot take these batches now: answer the requests that wait, and queue again what is in the log."""
-        again = [waiting for waiting in group if waiting.is_logged and not is_set_aside(waiting, error, self._log, self._metrics)]
-        with self._changed:
-            self._lanes.put_back(again)
-            self._lanes.alone.tried(0.0, RETRY_S)
-        # While the process of the store starts again, requests go on into the log; so they do if only late rows cannot be inserted.
-        failed = error if again and not isinstance(error, StoreRestarting) else None
-        kept = set(again)
-        gone = [waiting for waiting in group if waiting not in kept]
-        # A batch that failed alone before says little of the store: the next insert of others does.
-        self._give_up(gone, group[0].is_late, error, self.failed if group[0].is_alone else failed)
-
-    def failed_by_fault(self, group: list[Waiting], error: Exception) -> bool:
-        """A group failed by the fault of a batch: halve it until that batch is alone. It costs the others nothing.
-
-        Return False if the batch is alone, and the log cannot take it aside now.
-        """
-        self._answers()
+        is_in_log = any((each.whole or each).is_logged for each in group)
+        is_short = is_in_log and isinstance(error, StoreUnavailable) and error.code == MEMORY_LIMIT_EXCEEDED
+        if is_short or not isinstance(error, StoreUnavailable):
+            self._answers()
+        elif isinstance(error, StoreRestarting) or not group[0].is_alone:
+            # A batch that failed alone before says little of the store: the next insert of others does.
+            self._store_away(group, error)
+            return False
         if len(group) == 1:
-            return self._at_fault(group[0], error)
+            return self._failed_alone(group[0], error)
         half = len(group) // 2
         with self._changed:
             self._lanes.apart.put([group[half:], group[:half]])
         return True
 
-    def _at_fault(self, waiting: Waiting, error: Exception) -> bool:
-        """A batch failed alone, by its own fault: try it again behind all others, or set its body aside after some tries.
+    def _store_away(self, group: Sequence[Waiting], error: StoreUnavailable) -> None:
+        """The store cannot take these batches now: answer the requests that wait, and queue again what is in the log."""
+        is_restarting = isinstance(error, StoreRestarting)
+        kept = [each for each in group if each.is_logged and not (is_restarting and is_set_aside(each, error, self._log, self._metrics))]
+        with self._changed:
+            self._lanes.put_back(kept)
+            self._lanes.alone.tried(0.0, RETRY_S)
+        # While the process of the store starts again, requests go on into the log; so they do if only late rows cannot be inserted.
+        failed = self.failed if group[0].is_alone else error if kept and not is_restarting else None
+        gone = set(group).difference(kept)
+        self._give_up([waiting for waiting in group if waiting in gone], group[0].is_late, error, failed)
+
+    def _failed_alone(self, waiting: Waiting, error: Exception) -> bool:
+        """A batch failed alone: try it again behind all others, or set its body aside after some failures that count against it.
 
         Return False if the log cannot take it there now.
         """
-        with self._changed:
-            self._lanes.set_apart(waiting.tenant)
-        now_s = time.monotonic()
-        if self._lanes.alone.of_tenant(waiting.tenant) >= _ALONE_MAX and now_s - self._stored_s < _ENDED_WELL_S:
-            waiting.failures = max(waiting.failures, FAILURES_MAX - 1)
-        if waiting.is_logged and not is_set_aside(waiting, error, self._log, self._metrics):
+        counts = not isinstance(error, StoreUnavailable) or self._is_refused_alone(waiting)
+        if counts:
+            self._blame(waiting)
+        if waiting.is_logged and not (counts and is_set_aside(waiting, error, self._log, self._metrics)):
             with self._changed:
                 # New failures postpone no try: else those of a sender that goes on failing would postpone all.
                 if waiting.is_alone or not self._lanes.alone:
                     self._lanes.alone.tried(0.0, RETRY_S)
                 self._lanes.alone.put(waiting, self._lanes.of(waiting))
-            self._leave(waiting.is_late, [], None)
-            return waiting.failures < FAILURES_MAX
-        self._give_up([waiting], waiting.is_late, StoreUnavailable(f"{type(error).__name__} while committing"), None)
+            self._leave(waiting.is_late, [], self.failed)
+            return waiting.blame < BLAME_MAX
+        self._give_up([waiting], waiting.is_late, StoreUnavailable(f"{type(error).__name__} while committing"), self.failed)
         return True
+
+    def _is_refused_alone(self, waiting: Waiting) -> bool:
+        """Return whether the store does not take a batch although it takes others: some were stored since it did not the last time.
+
+        What was set aside before has few tries also if there are no others, because the next body that was set aside waits for it.
+        """
+        before, waiting.refused_after = waiting.refused_after, self._inserts
+        was_aside = waiting.entry is not None and waiting.entry.segment == ASIDE
+        return (was_aside and self.failed is None) or (before is not None and before < self._inserts)
+
+    def _blame(self, waiting: Waiting) -> None:
+        """A failure counts against a batch: its tenant's batches are inserted apart from those of others."""
+        waiting.is_at_fault = True
+        with self._changed:
+            self._lanes.set_apart(waiting.tenant)
+        if self._lanes.alone.of_tenant(waiting.tenant) >= _ALONE_MAX and time.monotonic() - self._stored_s < _ENDED_WELL_S:
+            waiting.blame = max(waiting.blame, BLAME_MAX - FAULT)
 
     def _answers(self) -> None:
         """The store answers, whatever the rows were: requests are accepted again."""

@@ -17,17 +17,24 @@ from legato_ingest.storage.wal import WriteAheadLog
 from legato_ingest.write.body import Entry
 from legato_ingest.write.waiting import Waiting
 
-__all__ = ["FAILURES_MAX", "carry_over", "is_set_aside", "set_aside"]
+__all__ = ["BLAME_MAX", "FAULT", "carry_over", "is_set_aside", "set_aside"]
 
 _log = logging.getLogger("legato")
-FAILURES_MAX = 3
-"""A request that fails alone so often, and not because the store is away, is set aside."""
-# That the process of the store ended during an insert counts half, because another statement may be the cause; and hardly, if a reader's
-# statement ran: no reader can have a request set aside.
-_RESTART_COUNTS, _READER_COUNTS = 0.5, 0.05
+BLAME_MAX, FAULT = 60, 20
+"""A request is set aside at so many points of blame. A failure of a batch alone by its own fault is worth ``FAULT``: three are enough."""
+# That the process of the store ended during an insert: another statement may be the cause, so six are enough; if a reader's statement ran,
+# it probably is, and no reader can have a request set aside. That the store takes others, and not this batch alone, may be a want of memory
+# of a moment: twelve are enough.
+_ENDED, _ENDED_WITH_READER, _NOT_TAKEN = 10, 1, 5
 # What is appended once more is written in parts: new requests wait for one of them at most.
 _CARRIED_BYTES = 8 * 2**20
 _setting_aside = threading.Lock()
+
+
+def _points(error: Exception) -> int:
+    if isinstance(error, StoreRestarting):
+        return _ENDED_WITH_READER if error.tenants else _ENDED
+    return _NOT_TAKEN if isinstance(error, StoreUnavailable) else FAULT
 
 
 def set_aside(entry: Entry, log: WriteAheadLog) -> None:
@@ -59,13 +66,10 @@ def carry_over(bodies: Iterable[Entry], log: WriteAheadLog) -> None:
 
 
 def is_set_aside(waiting: Waiting, error: Exception, log: WriteAheadLog | None, metrics: Metrics) -> bool:
-    """Count the failure of a request, set the request aside if it has failed too often for its own fault, and return whether it was."""
-    if isinstance(error, StoreRestarting):
-        waiting.failures += _READER_COUNTS if error.tenants else _RESTART_COUNTS
-    else:
-        waiting.failures += not isinstance(error, StoreUnavailable)
+    """Count a failure against a batch, set its request aside if it has failed too often, and return whether it was."""
+    waiting.blame += _points(error)
     entry = waiting.entry
-    if waiting.failures < FAILURES_MAX or log is None or entry is None or entry.segment is None:
+    if waiting.blame < BLAME_MAX or log is None or entry is None or entry.segment is None:
         return False
     try:
         set_aside(entry, log)

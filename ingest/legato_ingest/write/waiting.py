@@ -25,9 +25,11 @@ _answering = threading.Lock()
 class Waiting:
     """A batch of a tenant in a queue, with its size in bytes and the future that its request waits for; several threads may ``answer``.
 
-    ``entry``: the body of its request. With a log: how often its insert has failed for its own fault.
+    ``entry``: the body of its request. ``blame``: the points of its failed inserts (``set_aside``), with a log.
     ``early``: the rows of now of a late batch, inserted before it; no request waits for them, and if they are not stored, they still are in
-    the ``whole`` batch. ``is_alone``: it has failed alone; no reader waits for it. ``number``: its place in the lane, from 1.
+    the ``whole`` batch. ``is_alone``: it has failed alone; no reader waits for it. ``is_at_fault``: and that counts against it, for others
+    were stored. ``refused_after``: the inserts that had ended well when the store last did not take it. ``number``: its place in the lane,
+    from 1.
     """
 
     batch: Batch
@@ -36,11 +38,13 @@ class Waiting:
     is_late: bool
     tenant: str = ""
     entry: Entry | None = None
-    failures: float = 0
+    blame: int = 0
     early: Waiting | None = None
     whole: Waiting | None = None
     is_answered: bool = False
     is_alone: bool = False
+    is_at_fault: bool = False
+    refused_after: int | None = None
     number: int = 0
 
     @classmethod

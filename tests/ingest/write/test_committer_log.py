@@ -35,6 +35,7 @@ from legato_ingest.write.recovery import recover, trying_aside
 from legato_ingest.write.waiting import Waiting
 
 RECEIVED_NS = time.time_ns()
+SHORT_OF_MEMORY = StoreUnavailable("Code: 241", MEMORY_LIMIT_EXCEEDED)
 
 
 def body_of(sent: ExportTraceServiceRequest, tenant: str = "") -> Body:
@@ -446,6 +447,68 @@ def test_a_burst_of_requests_that_fail_stops_no_other_tenant(store: Store, tmp_p
     assert store.select("SELECT count() FROM stream_revs") == [(123,)] and not pending(tmp_path)
 
 
+def test_a_request_without_memory_refuses_no_other(store: Store, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though no insert has ended well before. It is tried behind the others, and set aside while they are stored."""
+    monkeypatch.setattr("legato_ingest.write.outcomes.RETRY_S", 0.01)
+    monkeypatch.setattr("legato_ingest.write.set_aside._NOT_TAKEN", 20)
+    double, tried, sent = StoreDouble(store), list[int](), 0
+
+    def fail(table: str, rows: pa.Table) -> None:
+        if table == "stream_revs" and "bad" in rows["tenant"].to_pylist():
+            tried.append(rows.num_rows)
+            raise SHORT_OF_MEMORY
+
+    def is_set_aside() -> bool:
+        return count(committer, "errors_total", "set_aside", "StoreUnavailable") == 1
+
+    double.before = fail
+    with logging_to(tmp_path, double) as committer:
+        bad = spread_spans(1, 99)
+        submit_rows(committer, span_rows(bad, "bad"), body_of(bad, "bad")).result(PATIENCE_S)
+        committer.begin_settling("bad")()
+        until(lambda: len(tried) > 5)
+        while not is_set_aside():
+            good = spread_spans(1, sent)
+            assert submit_rows(committer, span_rows(good, "good"), body_of(good, "good")).result(PATIENCE_S) == Receipt()
+            committer.begin_settling("good")()
+            sent, tries = sent + 1, len(tried)
+            assert len(streams(store)) == sent < 30
+            until(partial(lambda tries: len(tried) > tries or is_set_aside(), tries))
+    assert [segment for segment, _ in pending(tmp_path)] == [ASIDE]
+
+
+def test_what_failed_in_a_want_of_memory_is_stored_with_the_others(
+    store: Store, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All inserts fail, until all batches are alone: once one is stored the others follow in one insert, and no tenant is apart."""
+    monkeypatch.setattr("legato_ingest.write.outcomes.RETRY_S", 0.01)
+    double, is_short, stored = StoreDouble(store), threading.Event(), list[int]()
+
+    def fail(table: str, rows: pa.Table) -> None:
+        if table == "stream_revs":
+            if is_short.is_set():
+                raise SHORT_OF_MEMORY
+            stored.append(rows.num_rows)
+
+    double.before = fail
+    with logging_to(tmp_path, double) as committer:
+        submit(committer, spread_spans(1, 99)).result(PATIENCE_S)
+        committer.settle()
+        is_short.set()
+        for seed in range(20):
+            sent = spread_spans(1, seed)
+            submit_rows(committer, span_rows(sent, f"t{seed % 5}"), body_of(sent, f"t{seed % 5}")).result(PATIENCE_S)
+        committer.begin_settling()
+        # One of them may have its next try.
+        until(lambda: len(committer._lanes.alone) >= 19)
+        is_short.clear()
+        until(lambda: len(stored) > 1)
+        until(lambda: not committer._lanes.alone)
+        committer.settle()
+        assert len(streams(store)) == 21 and stored == [1, 1, 19] and not committer._lanes._failed_s
+    assert pending(tmp_path) == []
+
+
 def test_without_a_log_the_end_refuses_what_is_halved(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its senders retry."""
     monkeypatch.setattr("legato_ingest.write.committer._END_S", 0.0)
@@ -575,6 +638,34 @@ def test_requests_that_were_set_aside_are_tried_behind_new_ones(store: Store, tm
     with logging_to(tmp_path, store, recovers=True):
         pass
     assert len(streams(store)) == 40 and pending(tmp_path) == []
+
+
+def test_a_body_without_memory_stops_no_other_that_was_set_aside(
+    store: Store, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though nothing else is stored. It is set aside again after four tries."""
+    monkeypatch.setattr("legato_ingest.write.outcomes.RETRY_S", 0.01)
+    log, double, tried = WriteAheadLog(tmp_path), StoreDouble(store), list[int]()
+    for seed, tenant in enumerate(("bad", "good", "good")):
+        body = body_of(spread_spans(1, seed), tenant).logged()
+        log.set_aside(log.append([body]), body)
+    log.close()
+
+    def fail(table: str, rows: pa.Table) -> None:
+        if table == "stream_revs" and "bad" in rows["tenant"].to_pylist():
+            tried.append(rows.num_rows)
+            raise SHORT_OF_MEMORY
+
+    double.before = fail
+    with logging_to(tmp_path, double) as committer:
+        assert committer._log is not None
+        receiver, stopping = Receiver(load(), committer, committer._metrics), threading.Event()
+        with trying_aside(recover(committer._log, committer, receiver, committer._metrics, stopping), stopping):
+            until(lambda: len(streams(store)) == 2)
+    assert len(tried) == 4
+    with logging_to(tmp_path, store, recovers=True):
+        pass
+    assert len(streams(store)) == 3 and pending(tmp_path) == []
 
 
 def test_what_was_set_aside_waits_for_no_other_tenant(store: Store, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

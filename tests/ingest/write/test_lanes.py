@@ -34,6 +34,7 @@ from legato_ingest.write.by_days import by_day, is_late
 from legato_ingest.write.group_insert import Receipt
 from legato_ingest.write.lanes import LATE_DAYS_MAX, Lane, Lanes, LatePauses
 from legato_ingest.write.outcomes import Outcomes
+from legato_ingest.write.set_aside import FAULT
 from legato_ingest.write.waiting import Waiting, size_of
 
 NOW_NS = time.time_ns()
@@ -140,7 +141,7 @@ def test_a_group_of_late_batches_touches_a_limited_number_of_days() -> None:
 def test_a_lane_without_a_limit_takes_what_fits_by_weight() -> None:
     """A batch that failed for its own fault, and what stands behind it, waits for the next insert."""
     lane, batch = Lane(2**30), replace(Batch(), chunks=10)
-    lane.put([waiting(batch), waiting(batch), waiting(batch), waiting(batch, failures=1), waiting(batch)])
+    lane.put([waiting(batch), waiting(batch), waiting(batch), waiting(batch, blame=FAULT), waiting(batch)])
     assert [len(lane.take(25)) for _ in range(4)] == [2, 1, 1, 1] and not lane
 
 
@@ -316,11 +317,11 @@ def test_a_burst_of_failing_batches_is_halved_in_two_inserts_each(others: int) -
     """And those of other tenants in the group wait for as many inserts as it takes to find the first."""
     lanes, inserts, stored_after = Lanes(2**30), 0, 0
     outcomes = Outcomes(threading.Condition(), lanes, None, Metrics())
-    outcomes.failed_by_fault(of_tenants("a" * 200 + "".join(chr(1_000 + number) for number in range(others))), KeyError("bug"))
+    outcomes.not_stored(of_tenants("a" * 200 + "".join(chr(1_000 + number) for number in range(others))), KeyError("bug"))
     while lanes.apart:
         group, inserts = lanes.apart.take(), inserts + 1
         if any(each.tenant == "a" for each in group):
-            outcomes.failed_by_fault(group, KeyError("bug"))
+            outcomes.not_stored(group, KeyError("bug"))
         else:
             stored_after = inserts
     assert inserts <= 2 * 200 + 30 and stored_after <= 40
