@@ -144,6 +144,7 @@ class Committer:
         """Commit the queue, then stop. What cannot be committed within some seconds stays in the log; without one it is refused."""
         with self._changed:
             self._closing, self._end_s = True, time.monotonic() + _END_S
+            self._lanes.alone.end()
         if self._log_writer is not None:
             self._log_writer.close()
         with self._changed:
@@ -342,7 +343,7 @@ class Committer:
     def _next_alone(self) -> list[Waiting]:
         """Return the next batch that failed alone before; none while its try is not due."""
         with self._changed:
-            is_due = bool(self._lanes.alone) and (self._closing or self._lanes.alone.pause_s() <= 0) and time.monotonic() <= self._end_s
+            is_due = bool(self._lanes.alone) and self._lanes.alone.pause_s() <= 0 and time.monotonic() <= self._end_s
             return self._lanes.alone.take() if is_due else []
 
     def _insert(self, group: Sequence[Waiting]) -> list[Receipt]:

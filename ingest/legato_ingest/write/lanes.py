@@ -309,7 +309,7 @@ class Alone:
     _TIMES = 4.0
 
     def __init__(self) -> None:
-        self._waiting, self._due_s = Turns(), 0.0
+        self._waiting, self._due_s, self._is_ending = Turns(), 0.0, False
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -322,12 +322,17 @@ class Alone:
         """Queue a batch of this lane behind the others of its tenant. From now on no reader waits for it."""
         lane.finish([waiting])
         waiting.is_alone = True
-        self._waiting.put(waiting)
+        if not self._is_ending:
+            self._waiting.put(waiting)
 
     def put_back(self, group: Sequence[Waiting]) -> None:
         """Queue batches again, before the others: the store could not take them."""
-        for waiting in reversed(group):
+        for waiting in reversed(group if not self._is_ending else ()):
             self._waiting.put_first(waiting)
+
+    def end(self) -> None:
+        """From now on each has one further try, without pauses. What fails then is queued no more: it is in the log."""
+        self._is_ending = True
 
     def take_unproven(self) -> list[Waiting]:
         """Remove and return the batches with failures that do not count against them."""
@@ -351,7 +356,7 @@ class Alone:
 
     def pause_s(self) -> float:
         """Return the seconds until the next try."""
-        return self._due_s - time.monotonic()
+        return 0.0 if self._is_ending else self._due_s - time.monotonic()
 
 
 class LatePauses:

@@ -509,6 +509,27 @@ def test_what_failed_in_a_want_of_memory_is_stored_with_the_others(
     assert pending(tmp_path) == []
 
 
+@pytest.mark.parametrize("error", [KeyError("bug"), SHORT_OF_MEMORY], ids=lambda error: type(error).__name__)
+def test_at_the_end_what_failed_alone_has_one_try(
+    store: Store, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """It stays in the log."""
+    monkeypatch.setattr("legato_ingest.write.outcomes.RETRY_S", 1_000.0)
+    double, tried = StoreDouble(store), list[int]()
+
+    def fail(table: str, rows: pa.Table) -> None:
+        if table == "stream_revs":
+            tried.append(rows.num_rows)
+            raise error
+
+    double.before = fail
+    with logging_to(tmp_path, double) as committer:
+        submit(committer, spread_spans(1)).result(PATIENCE_S)
+        committer.begin_settling()
+        until(lambda: committer._lanes.alone)
+    assert len(tried) == 2 and [segment for segment, _ in pending(tmp_path)] != [ASIDE] and pending(tmp_path)
+
+
 def test_without_a_log_the_end_refuses_what_is_halved(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its senders retry."""
     monkeypatch.setattr("legato_ingest.write.committer._END_S", 0.0)

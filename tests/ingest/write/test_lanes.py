@@ -166,6 +166,23 @@ def test_what_failed_alone_is_tried_one_by_one() -> None:
     assert lanes.now.is_finished("*", 3) and lanes.drain() == [second, first] and not lanes.alone
 
 
+def test_at_the_end_each_batch_that_failed_alone_has_one_try() -> None:
+    """At once. What fails then, or failed for the first time, is queued no more."""
+    lanes = Lanes(2**30)
+    batches = [waiting(Batch()) for _ in range(3)]
+    lanes.now.put(batches)
+    for each in lanes.now.take(10**9)[:2]:
+        lanes.alone.put(each, lanes.now)
+    lanes.alone.tried(0.0, 1_000.0)
+    lanes.alone.end()
+    assert lanes.alone.pause_s() <= 0
+    tried = [*lanes.alone.take(), *lanes.alone.take()]
+    lanes.alone.put_back(tried[:1])
+    for each in (tried[1], batches[2]):
+        lanes.alone.put(each, lanes.now)
+    assert tried == batches[:2] and not lanes.alone and lanes.now.is_finished("*", 3)
+
+
 def test_tenants_are_tried_in_turns() -> None:
     """However many batches of one have failed. What is put back is tried next."""
     lanes = Lanes(2**30)
