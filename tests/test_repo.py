@@ -35,6 +35,8 @@ TESTED_BY = {
     "ingest/legato_ingest/storage/wal_records.py": "tests/ingest/storage/test_wal.py",
     "ingest/legato_ingest/storage/store_process_main.py": "tests/ingest/storage/test_store_process.py",
     "ingest/legato_ingest/trace_export/stalled_streams.py": "tests/ingest/trace_export/test_worker.py",
+    "ingest/legato_ingest/query/sql_words.py": "tests/ingest/query/test_key_ranges.py",
+    "ingest/legato_ingest/trace_export/passed.py": "tests/ingest/trace_export/test_behind.py",
     "ingest/legato_ingest/write/log_writer.py": "tests/ingest/write/test_committer_log.py",
     "ingest/legato_ingest/write/receiver.py": "tests/ingest/write/test_app.py",
     "ingest/legato_ingest/web/request_models.py": "tests/ingest/web/test_app.py",

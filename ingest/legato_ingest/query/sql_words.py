@@ -36,6 +36,7 @@ class Word(NamedTuple):
 
 
 def words_of(found: Sequence[Token]) -> Iterator[Word]:
+    """Yield the tokens that are no spaces. A parenthesis or bracket has the depth of what is around it."""
     depth = 0
     for place, (kind, text) in enumerate(found):
         if kind != "space":
@@ -92,6 +93,7 @@ def terms(words: Sequence[Word], deeper: int = _NESTED_MAX) -> Iterator[Sequence
 
 
 def close_of(words: Sequence[Word]) -> int:
+    """Return the place of the parenthesis that closes the first word; -1 if there is none."""
     return next((at for at, word in enumerate(words) if at and word.depth == words[0].depth), -1)
 
 
