@@ -39,6 +39,7 @@ TESTED_BY = {
     "ingest/legato_ingest/trace_export/passed.py": "tests/ingest/trace_export/test_behind.py",
     "ingest/legato_ingest/write/log_writer.py": "tests/ingest/write/test_committer_log.py",
     "ingest/legato_ingest/write/receiver.py": "tests/ingest/write/test_app.py",
+    "ingest/legato_ingest/write/waiting.py": "tests/ingest/write/test_outcomes.py",
     "ingest/legato_ingest/web/request_models.py": "tests/ingest/web/test_app.py",
     "ingest/legato_ingest/cli/dashboards.py": "tests/ingest/cli/grafana/test_client.py",
     "ingest/legato_ingest/cli/doctor/command.py": "tests/ingest/cli/doctor/test_emitters.py",
