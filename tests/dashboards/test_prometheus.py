@@ -38,7 +38,7 @@ from legato_ingest.write import app
 from legato_ingest.write.committer import Committer
 
 ALERTS = pathlib.Path(__file__).parents[2] / "dashboards" / "alerts"
-PATIENCE_S = 30
+PATIENCE_S = 120
 RESULTS = ("good", "gap", "error", "late")
 PROTOBUF = {"content-type": "application/x-protobuf"}
 

@@ -30,7 +30,7 @@ Row = dict[str, Any]
 NOW_NS = time.time_ns()
 NOW_S = NOW_NS // SECOND_NS
 MINUTE_NS = 60 * SECOND_NS
-PATIENCE_S = 30
+PATIENCE_S = 120
 
 
 def ask(store: Store, sql: str, at_s: float = NOW_S) -> list[Row]:

@@ -33,7 +33,7 @@ FROM verdicts FINAL
 WHERE trace_id IN (SELECT trace_id FROM stream_revs WHERE service_name = {service:String})
 ORDER BY gap_start_us
 """
-_PATIENCE_S = 20
+_PATIENCE_S = 120
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from helpers.servers.serving import Served, legato, serve_process
 from legato_ingest.cli.client import Reader
 
 BODIES, SPANS = 12, 20
-PATIENCE_S = 20
+PATIENCE_S = 120
 # The sums that panels show, and the same sums from the streams. The streams have ended, so their rows do not change any more.
 BY_MINUTE = """
 SELECT toUnixTimestamp(minute) AS at, model, sum(streams) AS streams, sum(good) AS good, sum(chunks) AS chunks

@@ -61,7 +61,7 @@ def test_what_never_ends_is_cut_off(url: str, start: bytes, endless: bytes, leas
     """The server closes the connection soon after its bound, and reads no further."""
     host, port = url.removeprefix("http://").split(":")
     sent = 0
-    with socket.create_connection((host, int(port)), timeout=20) as connection:
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall(start)
         try:
             while sent < 50_000_000:
@@ -76,7 +76,7 @@ def test_what_never_ends_is_cut_off(url: str, start: bytes, endless: bytes, leas
 def connected(url: str) -> Iterator[socket.socket]:
     """A connection to the server."""
     host, port = url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=20) as connection:
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
         yield connection
 
 
@@ -104,7 +104,7 @@ def test_a_client_that_stops_sending_is_disconnected(url: str, start: bytes) -> 
     """Whatever is missing; other clients are served meanwhile, also one that sends slowly but steadily."""
     with connected(url) as stalled:
         stalled.sendall(start)
-        assert httpx.post(f"{url}/x", content=slowly(), timeout=20).json() == [350_000, 0]
+        assert httpx.post(f"{url}/x", content=slowly(), timeout=60).json() == [350_000, 0]
         with contextlib.suppress(ConnectionResetError):
             assert stalled.recv(1) == b""
 

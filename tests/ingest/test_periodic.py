@@ -68,7 +68,7 @@ def test_a_task_without_its_turn_does_nothing() -> None:
 
     task = PeriodicTask("stage", lambda: calls.append(1), SOON_S, Metrics(), my_turn=my_turn)
     task.start()
-    assert all(asked.acquire(timeout=10) for _ in range(3)) and not calls
+    assert all(asked.acquire(timeout=60) for _ in range(3)) and not calls
     turn.set()
     until(lambda: bool(calls))
     task.close()

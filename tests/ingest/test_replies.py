@@ -56,7 +56,7 @@ def url(held: Shares) -> Iterator[str]:
 def unread(url: str, tenant: str = "*", first: int = 0) -> Iterator[socket.socket]:
     """Ask for a large reply, perhaps after another one, and read only the begin."""
     address = httpx.URL(url)
-    with socket.create_connection((address.host, address.port), timeout=20) as connection:
+    with socket.create_connection((address.host, address.port), timeout=60) as connection:
         for size in (first, LARGE) if first else (LARGE,):
             connection.sendall(f"GET /{size} HTTP/1.1\r\nhost: x\r\nx-tenant: {tenant}\r\n\r\n".encode())
         assert connection.recv(100)
@@ -99,7 +99,7 @@ def test_a_stream_starts_before_its_first_part(held: Shares) -> None:
 
         return StreamingResponse(parts(), media_type="text/event-stream")
 
-    with served(BoundedReplies(app, held), http=HttpProtocol) as at, httpx.stream("GET", at, timeout=20) as reply:
+    with served(BoundedReplies(app, held), http=HttpProtocol) as at, httpx.stream("GET", at, timeout=60) as reply:
         assert reply.status_code == 200
         goes_on.set()
         assert reply.read() == b"data: 1\n\n"
@@ -163,7 +163,7 @@ def test_replies_are_bounded_behind_tls(tmp_path: pathlib.Path, held: Shares, ti
     with served(BoundedReplies(app, held), http=HttpProtocol, **options) as at, contextlib.ExitStack() as stack:
         address, context = httpx.URL(at), ssl._create_unverified_context()
         for _ in range(times):
-            plain = stack.enter_context(socket.create_connection((address.host, address.port), timeout=20))
+            plain = stack.enter_context(socket.create_connection((address.host, address.port), timeout=60))
             connection = stack.enter_context(context.wrap_socket(plain))
             connection.sendall(f"GET /{LARGE} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
             assert connection.recv(100)

@@ -92,7 +92,7 @@ def url() -> Iterator[str]:
         legato.instrument_openai()
 
         async def passed_on(request: Request) -> Response:
-            client = openai.AsyncOpenAI(base_url=provider, api_key="none", max_retries=0, timeout=5)
+            client = openai.AsyncOpenAI(base_url=provider, api_key="none", max_retries=0, timeout=60)
             stream = await client.chat.completions.create(model="normal", messages=[], stream=True)
 
             async def frames() -> AsyncIterator[str]:

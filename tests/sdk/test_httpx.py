@@ -204,7 +204,7 @@ def test_one_row_for_a_stream_of_openai(spans: Spans, first: str) -> None:
     legato.uninstrument_httpx()
     for install in installs if first == "openai" else reversed(installs):
         install()
-    with completions_server() as base, openai.OpenAI(base_url=base, api_key="none", max_retries=0, timeout=5) as client:
+    with completions_server() as base, openai.OpenAI(base_url=base, api_key="none", max_retries=0, timeout=60) as client:
         list(client.chat.completions.create(model="normal", messages=[], stream=True))
         legato.uninstrument_openai()
         list(client.chat.completions.create(model="normal", messages=[], stream=True))

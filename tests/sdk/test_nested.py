@@ -37,7 +37,7 @@ def url() -> Iterator[str]:
 @pytest.fixture
 def client(url: str) -> Iterator[openai.OpenAI]:
     """A client of the server."""
-    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=5) as made:
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as made:
         yield made
 
 
@@ -89,7 +89,7 @@ def test_an_application_in_the_same_process(url: str, spans: Spans, above: str) 
     """Called without a network, it has rows of its provider's streams."""
 
     async def passed_on(request: Request) -> StreamingResponse:
-        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=5) as provider:
+        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as provider:
             stream = await provider.chat.completions.create(model="normal", messages=[], stream=True)
             parts = [f"data: {chunk.model_dump_json()}\n\n" async for chunk in stream]
         return StreamingResponse(iter([*parts, "data: [DONE]\n\n"]), media_type="text/event-stream")

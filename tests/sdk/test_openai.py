@@ -32,7 +32,7 @@ def url() -> Iterator[str]:
 @pytest.fixture
 def client(url: str) -> Iterator[openai.OpenAI]:
     """A synchronous client."""
-    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=5) as made:
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as made:
         yield made
 
 
@@ -187,7 +187,7 @@ def test_asynchronous_ends(url: str, spans: Spans) -> None:
     """An asynchronous stream read to its end is complete; one cancelled by its task or closed is a cancel."""
 
     async def run() -> None:
-        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=5) as client:
+        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
             assert len([chunk async for chunk in await start_stream(client)]) == len(WORDS) + 3
 
             async def forever() -> None:
@@ -229,6 +229,6 @@ def test_a_subclass_with_its_own_request_is_recorded_once(url: str, spans: Spans
             return super().request(*given, **more) if reaches_the_base else earlier(self, *given, **more)
 
     legato.instrument_openai()
-    with Own(base_url=url, api_key="none", max_retries=0, timeout=5) as client:
+    with Own(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
         list(start_stream(client))
     assert only(spans())["legato.stream.outcome"] == "complete"

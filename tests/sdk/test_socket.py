@@ -68,7 +68,7 @@ def test_data_waits_in_the_socket_while_the_event_loop_is_blocked(url: str, span
     """The last word arrives on time; the loop is blocked for 0.5 s before the read, and the probe shows the wait."""
 
     async def run() -> None:
-        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=5) as client:
+        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
             stream = await client.chat.completions.create(model="2x20", messages=[], stream=True)
             number = 0
             async for _ in stream:
@@ -85,7 +85,7 @@ def test_event_loop_lag_counts_as_a_hold(url: str, spans: Spans, columns: Callab
     """The loop is blocked for 0.5 s while the stream continues: the chunk before the gap has that hold, and no other chunk does."""
 
     async def run() -> None:
-        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=5) as client:
+        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
             number = 0
             async for _ in await client.chat.completions.create(model="40x20", messages=[], stream=True):
                 number += 1
@@ -108,7 +108,7 @@ def test_a_blocking_loop_body_counts_once(url: str, spans: Spans, columns: Calla
     read_at_s = list[float]()
 
     async def run() -> None:
-        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=5) as client:
+        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
             async for _ in await client.chat.completions.create(model="20x20", messages=[], stream=True):
                 read_at_s.append(time.monotonic())
                 if len(read_at_s) == 5:
@@ -164,7 +164,7 @@ def test_the_timer_stops_with_the_last_stream(url: str) -> None:
     """No timer is left on the loop after streams were read to their end or closed, and the loop can be garbage-collected."""
 
     async def run() -> weakref.ref[asyncio.AbstractEventLoop]:
-        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=5) as client:
+        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
 
             async def read(leave: bool) -> None:
                 stream = await client.chat.completions.create(model="10x20", messages=[], stream=True)
@@ -187,7 +187,7 @@ def test_the_timer_stops_with_the_last_stream(url: str) -> None:
 
 def test_data_of_a_slow_server_does_not_wait_in_the_socket(url: str, spans: Spans) -> None:
     """With a slow server each read follows the arrival of its data immediately, and the probe shows that."""
-    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=5) as client:
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
         for _ in client.chat.completions.create(model="4x150", messages=[], stream=True):
             pass
     found = probed(spans()[0])
@@ -196,7 +196,7 @@ def test_data_of_a_slow_server_does_not_wait_in_the_socket(url: str, spans: Span
 
 def test_a_steady_stream_is_not_probed(url: str, spans: Spans) -> None:
     """Without late reads there are no probes; a few of the 30 reads are late on a busy machine."""
-    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=5) as client:
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
         for _ in client.chat.completions.create(model="30x5", messages=[], stream=True):
             pass
     assert len(probed(spans()[0])) <= 10

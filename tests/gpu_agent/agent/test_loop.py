@@ -34,7 +34,7 @@ from legato_gpu_agent.plugin.protocol import FINISHED, SCHEDULER, finished_entry
 from legato_gpu_agent.plugin.recorder import StepRecorder
 from legato_ingest.cli.client import Reader
 
-PATIENCE_S = 30
+PATIENCE_S = 120
 
 
 @contextlib.contextmanager
@@ -304,7 +304,7 @@ def test_a_restarted_agent_misses_no_steps(served: Served, tmp_path: pathlib.Pat
 
 def scraped(port: int) -> str:
     """Return the agent's metrics."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         return str(answer.read().decode())
 
 

@@ -63,13 +63,13 @@ def one(served: Served, sql: str) -> dict[str, Any]:
 
 def up(port: int) -> dict[str, bool]:
     """Return which collectors are up, from the agent's metrics."""
-    text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
+    text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60).read().decode()
     return {name: value == "1.0" for name, value in re.findall(r'^legato_agent_collector_up\{collector="([^"]+)"\} (\S+)$', text, re.M)}
 
 
 def sent(port: int, kind: str) -> int:
     """Return the number of acknowledged records of a kind."""
-    text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
+    text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60).read().decode()
     found = re.search(rf'^legato_agent_sent_records_total{{kind="{kind}"}} (\S+)$', text, re.M)
     return int(float(found[1])) if found else 0
 

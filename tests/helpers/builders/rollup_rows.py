@@ -51,7 +51,7 @@ __all__ = [
     "streams_of",
 ]
 
-PATIENCE_S = 20
+PATIENCE_S = 120
 
 
 HOUR_NS, DAY_NS, MINUTE_NS = 3_600 * SECOND_NS, 86_400 * SECOND_NS, 60 * SECOND_NS

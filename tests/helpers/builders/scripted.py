@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 __all__ = ["METRICS_TEXT", "Script", "Server", "always", "answer", "bound", "chunked", "drip", "read_request", "reply_with", "silent"]
 
 METRICS_TEXT = b"# a page\nvllm:num_requests_running 3\n" * 20
-_PATIENCE_S = 20
+_PATIENCE_S = 120
 
 Script = Callable[[socket.socket], object]
 

@@ -39,7 +39,7 @@ __all__ = ["NASTY", "RUNNING", "TENANT", "fill"]
 MINUTE_NS, HOUR_NS = 60 * SECOND_NS, 3_600 * SECOND_NS
 TENANT = "acme's"
 RUNNING = bytes(range(16))
-_PATIENCE_S = 60
+_PATIENCE_S = 120
 # Names that end a literal, a statement, a value in a URL or an HTML page unless they are escaped.
 NASTY = (
     "it's",

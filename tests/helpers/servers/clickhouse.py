@@ -22,7 +22,7 @@ from legato_ingest.storage.tenant_views import database_of
 
 __all__ = ["Server", "clickhouse"]
 
-_PATIENCE_S = 60
+_PATIENCE_S = 120
 
 
 @dataclass(frozen=True)

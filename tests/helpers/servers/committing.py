@@ -45,7 +45,7 @@ __all__ = [
     "wait_until_taken",
 ]
 
-PATIENCE_S = 20
+PATIENCE_S = 120
 NOW_NS = time.time_ns() // SECOND_NS * SECOND_NS
 
 

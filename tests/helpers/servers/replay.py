@@ -18,7 +18,7 @@ from helpers.servers.ports import free_port
 
 __all__ = ["Arrivals", "read_recording", "read_streams", "replay_server"]
 
-_PATIENCE_S = 30
+_PATIENCE_S = 120
 
 
 def _serve(plan: Plan, port: int) -> None:

@@ -23,7 +23,7 @@ from helpers.servers.stores import copy_migrated
 
 __all__ = ["Served", "legato", "post_streams", "serve_process", "served", "serving"]
 
-_PATIENCE_S = 90
+_PATIENCE_S = 180
 
 
 class _Server(uvicorn.Server):

@@ -260,7 +260,7 @@ def test_queries_are_bounded() -> None:
     with served(read_app(load(queries_max=2, queries_waiting_max=2), store, metrics)) as url:
 
         def ask() -> None:
-            replies.append(httpx.get(url, params={"query": "SELECT 1"}, timeout=20))
+            replies.append(httpx.get(url, params={"query": "SELECT 1"}, timeout=60))
 
         threads = [threading.Thread(target=ask) for _ in range(12)]
         for thread in threads:
@@ -288,10 +288,10 @@ def test_a_query_that_waited_too_long_is_not_run() -> None:
 
     settings, metrics = load(queries_max=1, query_seconds_max=1), Metrics()
     with served(create_app(settings, Reads(settings, store, metrics, begin), metrics)) as url, ThreadPoolExecutor(2) as senders:
-        first = senders.submit(httpx.get, url, params={"query": "SELECT 1"}, timeout=20)
-        assert store.asked.acquire(timeout=10) and arrived.acquire(timeout=10)
-        second = senders.submit(httpx.get, url, params={"query": "SELECT 1"}, timeout=20)
-        assert arrived.acquire(timeout=10)
+        first = senders.submit(httpx.get, url, params={"query": "SELECT 1"}, timeout=60)
+        assert store.asked.acquire(timeout=60) and arrived.acquire(timeout=10)
+        second = senders.submit(httpx.get, url, params={"query": "SELECT 1"}, timeout=60)
+        assert arrived.acquire(timeout=60)
         time.sleep(1.1)
         store.go.set()
         assert (first.result(20).status_code, second.result(20).status_code) == (200, 503)
@@ -424,9 +424,9 @@ def test_a_query_asks_for_an_insert_when_it_arrives() -> None:
 
     settings, metrics = load(queries_max=1), Metrics()
     with served(create_app(settings, Reads(settings, store, metrics, begin), metrics)) as url, ThreadPoolExecutor(2) as senders:
-        first = senders.submit(httpx.get, url, params={"query": "SELECT 1"}, timeout=20)
-        assert store.asked.acquire(timeout=10)
-        second = senders.submit(httpx.get, url, params={"query": "SELECT 1"}, timeout=20)
+        first = senders.submit(httpx.get, url, params={"query": "SELECT 1"}, timeout=60)
+        assert store.asked.acquire(timeout=60)
+        second = senders.submit(httpx.get, url, params={"query": "SELECT 1"}, timeout=60)
         until(lambda: events == ["asked", "waited", "asked"])
         store.go.set()
         assert {first.result(20).status_code, second.result(20).status_code} == {200}
@@ -437,8 +437,8 @@ def test_a_large_query_counts_as_several() -> None:
     """While one of 200 KB runs, a limit of four is reached."""
     store = Slow()
     with served(read_app(load(queries_max=2, queries_waiting_max=2), store, Metrics())) as url, ThreadPoolExecutor(1) as sender:
-        large = sender.submit(httpx.post, url, content=f"SELECT '{'x' * 200_000}'", timeout=20)
-        assert store.asked.acquire(timeout=10)
+        large = sender.submit(httpx.post, url, content=f"SELECT '{'x' * 200_000}'", timeout=60)
+        assert store.asked.acquire(timeout=60)
         refused = httpx.get(url, params={"query": "SELECT 1"})
         store.go.set()
         assert refused.status_code == 503 and large.result(20).status_code != 503

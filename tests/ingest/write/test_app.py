@@ -120,7 +120,7 @@ def test_bodies_in_flight_are_limited() -> None:
     content = spans_body(20).SerializeToString()
     with endpoint_over(StubCommitter(Receipt(), wait=wait), queue_bytes_max=2 * len(content)) as endpoint, ThreadPoolExecutor(8) as pool:
         # `submit` runs on the event loop, so the bodies in flight are those of senders that have not finished.
-        held = [socket.create_connection(endpoint.address, timeout=10) for _ in range(2)]
+        held = [socket.create_connection(endpoint.address, timeout=60) for _ in range(2)]
         for connection in held:
             connection.sendall(endpoint.head(len(content)) + content[:-1])
         # A short body is refused as malformed until the bytes of the others have arrived.

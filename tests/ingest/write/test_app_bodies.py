@@ -108,7 +108,7 @@ def test_a_body_without_a_length_is_limited(endpoint: Endpoint) -> None:
 
 def test_a_declared_length_is_checked_before_the_body_is_read(endpoint: Endpoint) -> None:
     """A sender that declares a terabyte gets its 413 at once."""
-    with socket.create_connection(endpoint.address, timeout=10) as connection:
+    with socket.create_connection(endpoint.address, timeout=60) as connection:
         connection.sendall(endpoint.head(2**40))
         assert connection.recv(100).startswith(b"HTTP/1.1 413")
 
@@ -116,7 +116,7 @@ def test_a_declared_length_is_checked_before_the_body_is_read(endpoint: Endpoint
 def test_a_sender_that_disconnects_does_not_affect_others(store: Store, endpoint: Endpoint) -> None:
     """After several incomplete bodies, the next request is served. They count as requests that ended, and not as faults of Legato."""
     for _ in range(5):
-        with socket.create_connection(endpoint.address, timeout=10) as connection:
+        with socket.create_connection(endpoint.address, timeout=60) as connection:
             connection.sendall(endpoint.head(5000) + bytes(100))
     accepted(endpoint.post(spans_body().SerializeToString()))
     assert len(streams(store)) == 1

@@ -90,7 +90,7 @@ def test_both_signals_share_one_limit_of_bodies_in_flight() -> None:
     content = metrics_of(20).SerializeToString()
     with (
         endpoint_over(StubCommitter(Receipt()), queue_bytes_max=len(content)) as endpoint,
-        socket.create_connection(endpoint.address, timeout=10) as connection,
+        socket.create_connection(endpoint.address, timeout=60) as connection,
     ):
         connection.sendall(endpoint.head(1000) + bytes(999))
         until(lambda: endpoint.post(content, path=METRICS).status_code == 429)

@@ -49,7 +49,7 @@ def test_frames_are_read_in_any_pieces(step: int) -> None:
     """Settings are confirmed, headers of streams 1 and 3 are answered, other frames are skipped. Without gRPC the setting is named."""
     frames = (b"", b"\x04\0\0\0\0\0"), (b"x" * 300, b"\x01\x04\0\0\0\x01"), (b"y" * 20, b"\0\0\0\0\0\x01"), (b"z", b"\x01\x05\0\0\0\x03")
     sent = PREFACE + b"".join(len(content).to_bytes(3, "big") + head + content for content, head in frames)
-    with served(FastAPI(), http=protocol_class(0)) as url, socket.create_connection(_address(url), timeout=10) as connection:
+    with served(FastAPI(), http=protocol_class(0)) as url, socket.create_connection(_address(url), timeout=60) as connection:
         connection.sendall(sent[: len(PREFACE)])
         for at in range(len(PREFACE), len(sent), step):
             connection.sendall(sent[at : at + step])
