@@ -55,14 +55,23 @@ _NO_NAMES = frozenset("TOTALS TIES FILL ROLLUP CUBE".split())
 _PLAIN_NAME = re.compile(r"[A-Za-z]\w*", re.ASCII)
 # Functions that the written conditions call. A lambda with such a name would be applied to the key (see ``sql_guard`` as well).
 _WRITTEN = frozenset(
-    "cast _cast greatest least ifnull accuratecastornull tointervalsecond plus minus and tuple equals in globalin greaterorequals "
-    "lessorequals".split()
+    "cast _cast if ifnull accuratecastornull tointervalsecond todatetime fromunixtimestamp64milli fromunixtimestamp64nano plus minus "
+    "greatest least and tuple equals in globalin greaterorequals lessorequals".split()
 )
 _CAST_TO = re.compile(r"'(Date|DateTime|DateTime64\(\d\))'")
 _VIRTUAL = frozenset(("_table", "_database"))
 _SECONDS = "'DateTime64(0, \\'UTC\\')'"
-# The first and last times of DateTime, and those of DateTime64(9) that ClickHouse reads; a second less on both sides.
-_LIMITS = (("1970-01-01 00:00:01", "2106-02-07 06:28:14"), ("1900-01-01 00:00:01", "2262-04-11 23:47:15"))
+# The first and last times of the types of keys, which are no limit, and the times with a second left before and after them.
+_FIRST_AND_LAST = {
+    "DateTime": ("toDateTime(0)", "toDateTime(4294967295)"),
+    "DateTime64(3)": ("fromUnixTimestamp64Milli(-9223372036854775808)", "fromUnixTimestamp64Milli(9223372036854775807)"),
+    "DateTime64(9)": ("fromUnixTimestamp64Nano(-9223372036854775808)", "fromUnixTimestamp64Nano(9223372036854775807)"),
+}
+_WITHIN = {
+    "DateTime": ("1970-01-01 00:00:01", "2106-02-07 06:28:14"),
+    "DateTime64(3)": ("1900-01-01 00:00:01", "2299-12-31 23:59:58"),
+    "DateTime64(9)": ("1900-01-01 00:00:01", "2262-04-11 23:47:15"),
+}
 _TIME_PARAMETER = re.compile(r"\{\w+:DateTime(64\(.*\))?\}")
 
 
@@ -237,10 +246,7 @@ class _Statement:
         return name in self._everywhere or bisect(places, end) > bisect(places, begin)
 
     def _named_scalars(self) -> Iterator[str]:
-        """Yield the names that the WITH at the statement's beginning gives to subqueries with one row, as in WITH (SELECT …) AS name.
-
-        One without a FROM that names a column depends on the row.
-        """
+        """Yield the names that the WITH at the statement's beginning gives to subqueries with one row, as in WITH (SELECT …) AS name."""
         words = self._words
         if not words or words[0][:2] != ("word", "WITH"):
             return
@@ -252,9 +258,17 @@ class _Statement:
             close = self._closes.get(opened, 0)
             is_item = words[before].text in ("WITH", ",") and words[opened].text == "(" and words[opened + 1][:2] == ("word", "SELECT")
             inner = words[opened + 1 : close]
-            depends = not any(word[:2] == ("word", "FROM") for word in inner) and any(word.name in self._known.columns for word in inner)
+            depends = self._may_depend(inner)
             if is_item and close + 2 < len(words) and words[close + 1].text == "AS" and words[close + 2].kind == "word" and not depends:
                 yield words[close + 2].name
+
+    def _may_depend(self, subquery: Sequence[Word]) -> bool:
+        """Whether a subquery in WITH may depend on the row: it names a column, which it has no table for, or which an alias hides.
+
+        Where the table is read by its key, the alias is not known, and the name is a column of the table.
+        """
+        named = {word.name for word in subquery} & set(self._known.columns)
+        return bool(named) and (not any(word[:2] == ("word", "FROM") for word in subquery) or not named.isdisjoint(self._aliases))
 
     def _source_places(self, flat: Sequence[int]) -> Iterator[int]:
         """Yield the places of what stands between FROM, commas and JOIN."""
@@ -349,11 +363,19 @@ def _are_strings(words: Sequence[Word]) -> bool:
 def _of_time(column: str, type_name: str, sign: str, expression: str) -> Iterator[str]:
     """Yield the conditions for a time, up to a second wider than the reader's.
 
-    In whole seconds each constant can be converted, or is no time, which is no limit. One that the column cannot have is its first or last.
+    In whole seconds each constant can be converted, or is no time. That is no limit, like a time that the column or ClickHouse cannot have.
     """
-    lowest, highest = (f"CAST('{limit}', {_SECONDS})" for limit in _LIMITS[type_name.startswith("DateTime64")])
-    for limit, comparison, signs, shift in ((lowest, ">=", (">", ">=", "="), "-"), (highest, "<=", ("<", "<=", "="), "+")):
-        if sign in signs:
-            bound = f"ifNull(accurateCastOrNull({expression}, {_SECONDS}), {limit})"
-            within = f"greatest(least({bound}, {highest}), {lowest}) {shift} toIntervalSecond(1)"
-            yield f"(`{KEY_COLUMN}{column}` {comparison} CAST({within}, {literal(type_name)}))"
+    kind = re.sub(r",.*\)", ")", type_name) if type_name.startswith("DateTime64") else "DateTime"
+    if kind not in _WITHIN:
+        return
+    lowest, highest = (f"CAST('{limit}', {_SECONDS})" for limit in _WITHIN[kind])
+    first, last = _FIRST_AND_LAST[kind]
+    time, own_type = f"accurateCastOrNull({expression}, {_SECONDS})", literal(type_name)
+    # Both branches are evaluated, so the time is within the limits where it is not used as well.
+    clamped = f"greatest(least(ifNull({time}, {lowest}), {highest}), {lowest})"
+    if sign in (">", ">=", "="):
+        bound = f"if(ifNull({time} >= {lowest}, 0), CAST({clamped} - toIntervalSecond(1), {own_type}), CAST({first}, {own_type}))"
+        yield f"(`{KEY_COLUMN}{column}` >= {bound})"
+    if sign in ("<", "<=", "="):
+        bound = f"if(ifNull({time} <= {highest}, 0), CAST({clamped} + toIntervalSecond(1), {own_type}), CAST({last}, {own_type}))"
+        yield f"(`{KEY_COLUMN}{column}` <= {bound})"

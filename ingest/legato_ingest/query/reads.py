@@ -40,7 +40,7 @@ _PAGE_ROWS_BYTES_MAX = 32 * 2**20
 # While statements of tenants under suspicion run alone, the others may wait for so many times the time of a statement.
 _SUSPECT_TIMES = 4
 # Codes of statements that would read or return too much: without the key they read more.
-_LIMITS = frozenset((158, 160, 307, 396))
+_TOO_MUCH = frozenset((158, 160, 307, 396))
 
 
 def _settled(tenant: str, stale_max_s: float) -> Callable[[], None]:
@@ -75,7 +75,7 @@ def content_of(store: QueryStore, statement: CanonicalText, values: Mapping[str,
     try:
         return store.query_bytes(statement.sql, values, chosen, tenant)
     except StoreRefused as error:
-        if statement.without_key is None or error.code in _LIMITS:
+        if statement.without_key is None or error.code in _TOO_MUCH:
             raise
     return store.query_bytes(statement.without_key, values, chosen, tenant)
 

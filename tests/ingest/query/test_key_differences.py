@@ -12,6 +12,7 @@ import pytest
 
 from helpers.servers.reading import guard_of
 from legato_ingest.errors import StoreError
+from legato_ingest.query.reads import content_of
 from legato_ingest.query.sql_guard import Guard
 from legato_ingest.storage import Store
 
@@ -71,6 +72,9 @@ STATEMENTS = (
     f"WITH (a, b) -> (a + INTERVAL {N} SECOND) AS plus {REVS} WHERE start_time < '2026-12-21 00:00:00'",
     f"WITH (x -> if(intDiv(1, rev - 1) >= 0, now(), now())) AS toDate {REVS} WHERE start_time < toDate(1) AND {BEFORE}",
     f"WITH (SELECT start_time + INTERVAL {N} SECOND) AS later {REVS} WHERE start_time > later AND start_time < '2030-01-01 00:00:00'",
+    f"WITH (SELECT max(recorded_at) FROM engine_steps AS e WHERE a.start_time {LATER} OR e.step > 0) AS later "
+    f"{REVS} AS a WHERE a.start_time > later AND a.start_time < '2030-01-01 00:00:00'",
+    f"WITH (SELECT now()) AS COLUMNS {REVS} WHERE start_time >= toDateTime(COLUMNS('^(legato_key_)?start_time$') + toIntervalSecond({N}))",
 )
 
 
@@ -96,7 +100,7 @@ def answers(store: Store, guard: Guard, statements: Iterable[str]) -> list[str]:
     found = []
     for sql in statements:
         try:
-            found.append(store.query_bytes(guard.check(sql, {}, "shop").sql, tenant="shop").decode())
+            found.append(content_of(store, guard.check(sql, {}, "shop"), {}, "TabSeparated", "shop").decode())
         except StoreError as error:
             found.append(f"{error.code} ")
     return found

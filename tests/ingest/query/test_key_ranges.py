@@ -21,7 +21,7 @@ COLUMNS = {
     "samples": {"metric": "String", "recorded_at": "DateTime64(9, 'UTC')", "minute": "DateTime"},
 }
 KNOWN = Known((*COLUMNS, "others"), frozenset((*COLUMNS["streams"], *COLUMNS["samples"], "value")))
-_BOUND = r"CAST\(greatest\(least\(ifNull\(accurateCastOrNull\((.*?), 'DateTime64"
+_BOUND = r"if\(ifNull\(accurateCastOrNull\((.*?), 'DateTime64"
 _CONDITION = re.compile(rf"`legato_key_(\w+)` ([<>=]+|IN) (?:{_BOUND}|('\w+'|\('a', 'b'\)|\{{.*?\}})\))")
 
 
@@ -152,6 +152,8 @@ def test_what_is_not_certain_is_left(where: str) -> None:
         ("WITH (SELECT now()) AS c1 SELECT (SELECT 1 FROM streams WHERE start_time > c1) FROM values('c1 DateTime', 1)", 0),
         ("WITH (SELECT now()) AS c1 SELECT (SELECT 1 FROM streams WHERE start_time > c1) FROM system.parts", 0),
         ("WITH (SELECT now()) AS later SELECT 1 FROM streams AS s, others AS o WHERE s.start_time > later", 0),
+        ("WITH 20 AS value, (SELECT max(minute) FROM samples WHERE value < 5) AS later SELECT 1 FROM streams WHERE start_time > later", 0),
+        ("WITH (SELECT max(minute) FROM samples WHERE value < 5) AS later SELECT 1 FROM streams WHERE start_time > later", 1),
         (f"SELECT 1 FROM streams WHERE start_time > toDateTime({'+ 1' * 200})", 0),
         ("SELECT 1 FROM streams WHERE start_time > CAST('2026-11-20', 'DateTime64(3)')", 1),
         ("SELECT 1 FROM streams WHERE start_time > CAST('2026-11-20', 'Date32')", 0),

@@ -12,6 +12,14 @@ from legato_ingest.storage import Store
 
 EARLY = "start_time < '2026-11-20 00:00:05'"
 NEWEST = "SELECT max(b.start_time) FROM stream_revs AS b WHERE b.rev"
+SIGNS = ("<", "<=", "=", ">=", ">")
+ENDS = (
+    "fromUnixTimestamp64Nano(9223372036854775807)",
+    "fromUnixTimestamp64Nano(-9100000000000000000)",
+    "'2262-04-11 23:47:16.854775807'",
+    "'1900-01-01 00:00:00'",
+)
+LATE = ("'2270-01-01 00:00:00'", "'2280-01-01 00:00:00'", "toDateTime64('2299-12-31 23:59:59', 3)", "'1800-01-01'")
 NAMED = (
     # Names that mean something else there.
     f"WITH addHours(start_time, -9) AS start_time SELECT 1 AS c UNION ALL SELECT count() FROM stream_revs WHERE {EARLY}",
@@ -27,6 +35,16 @@ NAMED = (
     "WITH (SELECT now()) AS COLUMNS SELECT count() FROM stream_revs WHERE start_time >= toDateTime(COLUMNS('start_time$'))",
     "WITH (SELECT now()) AS arrayJoin, (SELECT 1) AS array SELECT count() FROM stream_revs "
     "WHERE start_time > toDateTime(arrayJoin(array(1, 2)))",
+    # A name in a subquery is an alias for the reader, and the column of a table that is read by its key.
+    "WITH 20 AS rev, (SELECT max(e.recorded_at) FROM engine_steps AS e WHERE e.step <= rev) AS later "
+    "SELECT count() FROM stream_revs WHERE start_time <= later",
+    "WITH (SELECT max(b.minute) FROM stream_minutes AS b WHERE b.minute <= received_at) AS later "
+    "SELECT count(), toDateTime64('2026-11-21 00:00:02', 3) AS received_at FROM stream_revs WHERE start_time <= later",
+    "WITH (SELECT max(e.recorded_at) FROM engine_steps AS e WHERE e.step <= rev) AS later "
+    "SELECT count() FROM stream_revs ARRAY JOIN [20] AS rev WHERE start_time <= later",
+    # Times at the ends of a column's type, and beyond those that ClickHouse reads.
+    *(f"SELECT count() FROM stream_revs WHERE start_time {sign} {at}" for sign in SIGNS for at in ENDS),
+    *(f"SELECT count() FROM stream_revs WHERE received_at {sign} {at}" for sign in SIGNS for at in LATE),
     # They fail with the key.
     "WITH (SELECT avg(step) FROM engine_steps WHERE 0) AS a SELECT count() FROM stream_revs WHERE start_time > a",
     "WITH (SELECT toBFloat16(5)) AS a SELECT count() FROM stream_revs WHERE start_time > a",
@@ -51,6 +69,15 @@ def test_names_and_failures_change_no_result(store: Store) -> None:
     store.command(f"INSERT INTO stream_revs (tenant, start_time, trace_id, service_name, rev) {rows}")
     columns, own = "tenant, metric, recorded_at, start_time, host", f"SELECT 'shop', 'm', {at}, if(number % 2, {at}, NULL), 'h'"
     store.command(f"INSERT INTO node_samples ({columns}) {own} FROM numbers(20)")
+    ends = "9223372036854775807, 9466848000000", "-9000000000000000000, -3000000000000"
+    for number, (start_ns, received_ms) in enumerate(end.split(", ") for end in ends):
+        times = f"fromUnixTimestamp64Nano({start_ns}), fromUnixTimestamp64Milli({received_ms})"
+        store.command(
+            f"INSERT INTO stream_revs (tenant, start_time, received_at, trace_id) SELECT 'shop', {times}, toFixedString('end {number}', 16)"
+        )
+    steps = f"SELECT 'shop', 'e', {at}, {at} + 1, number + 1 FROM numbers(20)"
+    store.command(f"INSERT INTO engine_steps (tenant, engine_id, engine_epoch, recorded_at, step) {steps}")
+    store.command(f"INSERT INTO stream_minutes (tenant, minute) SELECT 'shop', {at} + number * 60 FROM numbers(20)")
     guard, failed, answered = guard_of(store), 0, 0
     for sql in NAMED:
         statement = guard.check(sql, {}, "shop")
