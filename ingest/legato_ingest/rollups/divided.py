@@ -23,6 +23,9 @@ __all__ = ["NO_PROGRESS", "Divided"]
 NO_PROGRESS: Progress = (2**63, 2**63)
 """The progress before work that limits none: after a start it is found without it."""
 _log = logging.getLogger("legato")
+# After so many refusals in a row the same piece is halved until it is computed, or is the smallest and fails: the store may have no memory
+# at all, and with each refusal a tenant has more statements.
+_REFUSED_MAX = 8
 
 
 @dataclass(slots=True, eq=False)
@@ -48,6 +51,9 @@ class Divided:
         self._in_order = in_order
         # By tenant, in their turns.
         self._works: dict[str, list[_Work]] = {}
+        # The number of refusals since a piece was computed, and the tenant and the piece that the last step left smaller.
+        self._refused = 0
+        self._halved: tuple[str, _Work] | None = None
 
     def __bool__(self) -> bool:
         """Whether a piece waits."""
@@ -87,14 +93,13 @@ class Divided:
 
     def step(self, run: Callable[[str, Piece], None]) -> tuple[str, NDArray[np.int64]] | None:
         """Call ``run`` for the next table and piece. Return the table and the periods (Unix s) that are complete now, if any are."""
-        tenant, works = next(iter(self._works.items()))
-        # The tenant's next turn is behind those of the others.
-        self._works[tenant] = self._works.pop(tenant)
-        work = self._first(works)
-        piece = work.next
+        tenant, works, work = self._turn()
+        piece, self._halved = work.next, None
         if not fits(piece, lambda piece: run(work.table, piece)):
-            self._halve(works, work)
+            self._halved = tenant, self._halve(works, work)
+            self._refused += 1
             return None
+        self._refused = 0
         work.next = replace(piece, number=piece.number + 1)
         if work.next.number < piece.shares:
             return None
@@ -104,6 +109,17 @@ class Divided:
     def progress(self, found: Progress) -> Progress:
         """Return the progress that excludes nothing that waits; ``found`` if nothing does."""
         return min([found, *(work.before for works in self._works.values() for work in works)])
+
+    def _turn(self) -> tuple[str, list[_Work], _Work]:
+        """Return the tenant that is next, all of its work, and that which is next."""
+        if self._refused >= _REFUSED_MAX and self._halved is not None:
+            tenant, work = self._halved
+            works = self._works[tenant]
+            return tenant, works, self._first(works) if self._in_order else work
+        tenant, works = next(iter(self._works.items()))
+        # The tenant's next turn is behind those of the others.
+        self._works[tenant] = self._works.pop(tenant)
+        return tenant, works, self._first(works)
 
     def _first(self, works: list[_Work]) -> _Work:
         """Return the work that is next; with ``in_order`` without its periods after the first one of another work."""
@@ -117,14 +133,15 @@ class Divided:
             work.next = replace(work.next, starts_s=starts_s[older])
         return work
 
-    def _halve(self, works: list[_Work], work: _Work) -> None:
-        """Divide the periods, of which the newer ones come first unless ``in_order``, or the keys: all shares have one size."""
-        first, second = work.next.halves()
+    def _halve(self, works: list[_Work], work: _Work) -> _Work:
+        """Divide the periods, of which the newer ones come first unless ``in_order``, or the keys: all shares have one size.
+
+        Returns the half that is first.
+        """
+        first, second = (replace(work, next=half) for half in work.next.halves())
         works.remove(work)
-        if len(work.next.starts_s) == 1:
-            works.append(replace(work, next=first))
-        else:
-            works += [replace(work, next=second), replace(work, next=first)]
+        works += [first] if len(work.next.starts_s) == 1 else [second, first]
+        return first
 
     def _complete(self, tenant: str, works: list[_Work], work: _Work) -> None:
         shares, starts_s = work.next.shares, work.next.starts_s

@@ -21,6 +21,8 @@ __all__ = ["Piece", "by_tenant", "fits"]
 
 _MEMORY_MAX_BYTES = 256 * 2**20
 _SHARES_MAX = 64
+# If every tenant is refused, so many of them show whether the store has memory at all.
+_TRIED_MAX = 8
 _HASHES = 2**64
 
 
@@ -86,12 +88,14 @@ def fits(piece: Piece, run: Callable[[Piece], None]) -> bool:
 def by_tenant(whole: Piece, run: Callable[[Piece], None], tenants: Callable[[Piece], Sequence[str]]) -> list[Piece]:
     """Call ``run`` for a piece, again for fewer tenants where it is refused. Return the refused pieces, each of one tenant, for later.
 
-    ``tenants`` returns the tenants that have rows in a piece.
+    ``tenants`` returns the tenants that have rows in a piece. Raises ``StoreUnavailable`` if the store has no memory for any of several
+    tenants: to divide all of them would take hours of work once it has memory again. The whole can be tried again then.
     """
-    left, refused = [whole], list[Piece]()
+    left, refused, has_memory = [whole], list[Piece](), False
     while left:
         piece = left.pop()
         if fits(piece, run):
+            has_memory = True
             continue
         names = tuple(tenants(piece) if piece.tenants is None else piece.tenants)
         if len(names) == 1:
@@ -99,4 +103,21 @@ def by_tenant(whole: Piece, run: Callable[[Piece], None], tenants: Callable[[Pie
         else:
             parts = names[: len(names) // 2], names[len(names) // 2 :]
             left.extend(replace(piece, tenants=part) for part in parts if part)
+    # A single one may need more than the store ever has. It waits beside the others, which may be in other pieces.
+    if len(refused) > 1 and not has_memory:
+        _try_smallest(refused, run)
     return refused
+
+
+def _try_smallest(refused: Sequence[Piece], run: Callable[[Piece], None]) -> None:
+    """Call ``run`` for the smallest piece of some of these until one is computed: each takes much memory then, and the store has some.
+
+    Raises ``StoreUnavailable`` if none is. The piece is of the first period, before which nothing of its tenant waits.
+    """
+    tried = refused[:: -(-len(refused) // _TRIED_MAX)]
+    for number, piece in enumerate(tried, 1):
+        try:
+            return run(replace(piece, starts_s=piece.starts_s[:1], number=0, shares=_SHARES_MAX))
+        except StoreUnavailable as error:
+            if error.code != MEMORY_LIMIT_EXCEEDED or number == len(tried):
+                raise

@@ -136,6 +136,34 @@ def test_minutes_of_one_tenant_wait_beside_its_shares_of_keys() -> None:
     assert computed[:2] == [[120], [180, 240]] and not store.lacks()
 
 
+@pytest.mark.parametrize("in_order", [False, True])
+def test_few_tenants_are_divided_while_the_store_has_no_memory(in_order: bool) -> None:
+    """In each run that fails, one more at most after the first few. All is computed with memory, and a tenant may never fit."""
+    divided, has_memory, done = Divided(in_order=in_order), False, list[str]()
+
+    def run(table: str, piece: Piece) -> None:
+        (tenant,) = piece.tenants or ("",)
+        if not has_memory or tenant == "tenant 9":
+            raise REFUSED
+        done.append(tenant)
+
+    def fail() -> None:
+        with pytest.raises(StoreUnavailable):
+            while divided:
+                divided.step(run)
+
+    for number in range(100):
+        divided.add("t", Piece(np.array([0, 60], np.int64), tenants=(f"tenant {number}",)), NO_PROGRESS)
+    for _ in range(5):
+        fail()
+    works = divided._works.values()
+    assert sum(len(each) == 1 and each[0].next.shares == 1 for each in works) > 80
+    has_memory = True
+    for _ in range(100):
+        fail()
+    assert set(divided._works) == {"tenant 9"} and len(set(done)) == 99
+
+
 def test_what_cannot_be_computed_stops_no_other_rollup(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run is recorded, and the tenant has its turn in the next one."""
     put(store, long_streams(1, 0, THEN_NS), "heavy")

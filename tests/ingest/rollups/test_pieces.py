@@ -25,7 +25,7 @@ from legato_ingest.errors import StoreUnavailable
 from legato_ingest.otlp.batch import Limits
 from legato_ingest.rollups import pieces, worker
 from legato_ingest.rollups.divided import NO_PROGRESS, Divided
-from legato_ingest.rollups.pieces import Piece
+from legato_ingest.rollups.pieces import Piece, by_tenant
 from legato_ingest.storage import Store
 
 REFUSED = StoreUnavailable("Code: 241. DB::Exception: memory limit exceeded", 241)
@@ -83,6 +83,37 @@ def test_other_errors_are_raised_at_once() -> None:
     with pytest.raises(StoreUnavailable, match="memory limit"):
         in_pieces(np.array([0, 60]), refuse(REFUSED))
     assert len(seen) < 20 and seen[-1].is_smallest
+
+
+@pytest.mark.parametrize(("has_memory", "count"), [(False, 300), (True, 300), (True, 2)])
+def test_a_store_without_memory_divides_no_tenant(has_memory: bool, count: int) -> None:
+    """Nothing is computed then, and the whole is tried again. If each tenant takes much, but the store has some, all are divided."""
+    names, whole = [f"tenant {number}" for number in range(count)], Piece(np.array([0, 300]))
+
+    def run(piece: Piece) -> None:
+        if not (has_memory and piece.is_smallest):
+            raise REFUSED
+
+    if has_memory:
+        assert sorted(name for piece in by_tenant(whole, run, lambda _: names) for name in piece.tenants or ()) == sorted(names)
+    else:
+        with pytest.raises(StoreUnavailable, match="memory limit"):
+            by_tenant(whole, run, lambda _: names)
+
+
+@pytest.mark.parametrize("heavy", [["b"], ["a", "c"]])
+def test_tenants_that_never_fit_wait_beside_others(heavy: list[str]) -> None:
+    """No run fails because of them, also where a piece has no rows of others."""
+    done = list[str]()
+
+    def run(piece: Piece) -> None:
+        if not set(piece.tenants or "abc").isdisjoint(heavy):
+            raise REFUSED
+        done.extend(piece.tenants or ())
+
+    refused = by_tenant(Piece(np.array([0])), run, lambda _: "abc")
+    assert sorted(piece.tenants or () for piece in refused) == [(name,) for name in heavy] and sorted([*done, *heavy]) == ["a", "b", "c"]
+    assert len(by_tenant(Piece(np.array([0])), run, lambda _: heavy[:1])) == 1
 
 
 class Narrow(Double):

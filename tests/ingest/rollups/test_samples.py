@@ -244,6 +244,34 @@ def test_a_tenant_that_takes_much_memory_delays_itself_alone(store: Store, monke
         assert rolled(store) == expected(store)
 
 
+def test_a_store_without_memory_delays_all_for_one_run(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No tenant is divided, and the next run computes all of them with one statement."""
+    count = [0]
+    real = SampleRollup._compute_piece
+
+    def counted(self: SampleRollup, piece: Piece, rolled_ms: int) -> None:
+        count[0] += 1
+        real(self, piece, rolled_ms)
+
+    def refuse(*_: object) -> None:
+        raise StoreUnavailable("Code: 241", MEMORY_LIMIT_EXCEEDED)
+
+    body = metrics_request()
+    gauge(body, "level", 1.0, THEN_NS)
+    with committing(store) as committer:
+        for number in range(20):
+            send(committer, body, tenant=f"tenant {number}")
+        rolling = rollup_worker(store, committer.watermark_ms)
+        with monkeypatch.context() as short:
+            short.setattr(SampleRollup, "_compute_piece", refuse)
+            with pytest.raises(StoreUnavailable):
+                rolling.step()
+        assert not rolling._samples._divided
+        monkeypatch.setattr(SampleRollup, "_compute_piece", counted)
+        rolling.step()
+    assert count == [1] and rolled(store) == expected(store) and len(rolled(store)) == 20
+
+
 def test_nothing_is_stored_for_nothing(store: Store) -> None:
     """An idle store gets one row with the progress, of the first run."""
     worker = rollup_worker(store)
