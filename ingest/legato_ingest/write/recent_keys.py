@@ -24,8 +24,8 @@ from legato_ingest.write.dedup import nanoseconds
 __all__ = ["RecentKeys", "RecentRows"]
 
 _MINUTE_NS = 60_000_000_000
-# Keys are forgotten in spans of this length. They are short, so that a tenant with a small share still knows the rows of the last seconds.
-_SPAN_NS = 10_000_000_000
+# Keys are compared and forgotten in spans of this length. A key has no time, and a sender may correct the start of a span by some seconds.
+_SPAN_NS = _MINUTE_NS
 # About 25 MB. Of 5,000 engine steps a second these are the last minute.
 _KEYS_MAX = 300_000
 # What a span takes beside its keys, counted in keys: one key in each span must not take more memory.

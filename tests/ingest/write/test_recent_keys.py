@@ -20,9 +20,9 @@ from legato_ingest.write.recent_keys import RecentKeys
 
 MINUTE_NS = 60 * SECOND_NS
 TENANTS = "abc"
-# Keys, and times in units of which some have two in a span and some have none.
+# Keys, and times in units of which some spans have one and some have two.
 ROWS = st.lists(st.tuples(st.tuples(st.sampled_from(TENANTS), st.integers(0, 20)), st.integers(0, 20)), max_size=40)
-UNIT_NS = 7 * SECOND_NS
+UNIT_NS = 40 * SECOND_NS
 
 
 @given(st.lists(ROWS, max_size=8), st.integers(-1, 5), st.integers(1, 60), st.dictionaries(st.sampled_from(TENANTS), st.integers(-5, 15)))
@@ -76,6 +76,17 @@ def test_new_keys_are_known_to_be_new() -> None:
         assert recent.may_be_stored(keys, [minute * MINUTE_NS] * 20) == [True] * 20
 
 
+def test_a_key_with_another_time_of_its_minute_is_known() -> None:
+    """Also if its tenant has forgotten keys: it knows whole minutes."""
+    recent = RecentKeys(0, keys_max=100)
+    for minute in range(1, 20):
+        recent.may_be_stored(
+            [("", minute, number) for number in range(30)], [minute * MINUTE_NS + number * SECOND_NS for number in range(30)]
+        )
+        for number in (0, 29):
+            assert recent.may_be_stored([("", minute, number)], [(minute + 1) * MINUTE_NS - 1]) == [True]
+
+
 class Asked(StoreDouble):
     """A store that remembers which tables are looked up."""
 
@@ -105,6 +116,17 @@ def test_only_retries_are_looked_up(store: Store) -> None:
     with committing(double) as committer:
         send(committer, *bodies)
     assert len(streams(store)) == 4
+
+
+def test_a_span_with_a_corrected_start_is_stored_once(store: Store) -> None:
+    """Within its minute, as after a restart, when every row is looked up."""
+    start_ns = (time.time_ns() // MINUTE_NS + 2) * MINUTE_NS
+    with committing(store) as committer:
+        for second in (1, 12):
+            body = request()
+            native_span(body, start_ns=start_ns + second * SECOND_NS, trace_id=b"t" * 16, span_id=b"s" * 8)
+            send(committer, body)
+    assert len(streams(store)) == 1
 
 
 def test_a_stored_row_of_the_future_concerns_its_tenant_alone(store: Store) -> None:
