@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,10 +73,16 @@ class Divided:
         if len(starts_s):
             self._works.setdefault(tenant, []).append(_Work(table, replace(piece, starts_s=starts_s, apart=()), before))
 
-    def left_out(self, table: str, starts_s: NDArray[np.int64], before: Progress) -> Piece:
+    def left_out(
+        self,
+        table: str,
+        starts_s: NDArray[np.int64],
+        before: Progress,
+        with_rows: Callable[[Piece], NDArray[np.int64]] = attrgetter("starts_s"),
+    ) -> Piece:
         """Return the piece of these periods (Unix s, ascending) without those that wait; note that these changed after ``before``.
 
-        With ``in_order`` all of them wait for the tenants that have pieces here.
+        With ``in_order`` all of them wait for the tenants that have pieces here. ``with_rows`` returns the periods of a piece with rows.
         """
         starts, apart = set(starts_s.tolist()), set[tuple[str, int]]()
         for tenant, works in self._works.items():
@@ -88,7 +95,8 @@ class Divided:
         if not self._in_order or not self._works:
             return left
         for tenant in list(self._works):
-            self.add(table, replace(left, tenants=(tenant,)), before)
+            of_tenant = replace(left, tenants=(tenant,))
+            self.add(table, replace(of_tenant, starts_s=with_rows(of_tenant)), before)
         return replace(left, apart=tuple((tenant, start) for tenant in sorted(self._works) for start in sorted(starts)))
 
     def step(self, run: Callable[[str, Piece], None]) -> tuple[str, NDArray[np.int64]] | None:

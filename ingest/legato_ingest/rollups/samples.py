@@ -134,11 +134,10 @@ class SampleRollup:
         samples = np.cumsum([left[start] for start in starts_s.tolist()])
         few = starts_s[: max(1, int(np.searchsorted(samples, self._samples_max, "right")))]
         part = next(passes(few))
-        whole = divided.left_out(_TABLE, part, before)
+        whole = divided.left_out(_TABLE, part, before, self._with_samples)
         for piece in by_tenant(whole, lambda piece: self._compute_piece(piece, rolled_ms), self._tenants):
             # Only periods with samples of the tenant: it does not wait for those of others.
-            if starts := self._found(_rows(piece)):
-                divided.add(_TABLE, replace(piece, starts_s=_sorted(starts)), before)
+            divided.add(_TABLE, replace(piece, starts_s=self._with_samples(piece)), before)
         for start in part.tolist():
             del left[start]
 
@@ -161,6 +160,9 @@ class SampleRollup:
             settings=piece.settings,
         )
         self._store.command(sql)
+
+    def _with_samples(self, piece: Piece) -> NDArray[np.int64]:
+        return _sorted(self._found(_rows(piece)))
 
     def _tenants(self, piece: Piece) -> list[str]:
         """Return the tenants with samples in a piece."""

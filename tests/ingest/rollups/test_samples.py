@@ -272,6 +272,30 @@ def test_a_store_without_memory_delays_all_for_one_run(store: Store, monkeypatch
     assert count == [1] and rolled(store) == expected(store) and len(rolled(store)) == 20
 
 
+def test_a_tenant_waits_for_no_period_without_its_samples(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it has pieces that wait, periods of others come."""
+    real, start_s = SampleRollup._compute_piece, THEN_NS // SECOND_NS
+
+    def refuse(self: SampleRollup, piece: Piece, rolled_ms: int) -> None:
+        if ("heavy", start_s) not in piece.apart and start_s in piece.starts_s and "heavy" in (piece.tenants or ("heavy",)):
+            raise StoreUnavailable("Code: 241", MEMORY_LIMIT_EXCEEDED)
+        real(self, piece, rolled_ms)
+
+    monkeypatch.setattr(SampleRollup, "_compute_piece", refuse)
+    with committing(store) as committer:
+        rolling = rollup_worker(store, committer.watermark_ms)
+        for period in range(4):
+            for tenant in ("heavy", "other") if period in {0, 2} else ("other",):
+                body = metrics_request()
+                gauge(body, "level", 1.0, THEN_NS + period * PERIOD_NS)
+                send(committer, body, tenant=tenant)
+            rolling.step()
+    works = rolling._samples._divided._works
+    waiting = {(tenant, (int(start) - start_s) // PERIOD_S) for tenant in works for work in works[tenant] for start in work.next.starts_s}
+    assert waiting == {("heavy", 0), ("heavy", 2)}
+    assert [row["minute"] for row in rolled(store)] == [start_s + period * PERIOD_S for period in range(4)]
+
+
 def test_nothing_is_stored_for_nothing(store: Store) -> None:
     """An idle store gets one row with the progress, of the first run."""
     worker = rollup_worker(store)
