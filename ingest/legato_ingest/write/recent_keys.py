@@ -30,17 +30,21 @@ _SPAN_NS = _MINUTE_NS
 _KEYS_MAX = 300_000
 # What a span takes beside its keys, counted in keys: one key in each span must not take more memory.
 _SPAN_KEYS = 5
+# What a tenant takes beside its spans.
+_TENANT_KEYS = 5
+# Tenants without keys take at most this part of the room.
+_WITHOUT_KEYS = 0.125
 # So much of the room is used after some keys were forgotten: then it is not full again with the next row.
 _KEPT = 0.875
 
 
 @dataclass(slots=True)
 class _Tenant:
-    """``until``: rows up to this span are looked up. ``spans``: the hashes of the keys in later ones. ``count``: the room of these."""
+    """``until``: rows up to this span are looked up. ``spans``: the hashes of the keys in later ones. ``count``: their room."""
 
     until: int
     spans: dict[int, set[int]] = field(default_factory=dict)
-    count: int = 0
+    count: int = _TENANT_KEYS
 
     def forget(self, count_max: float) -> None:
         """Forget the oldest spans until the others take at most so much room."""
@@ -54,12 +58,15 @@ class _Tenant:
 class RecentKeys:
     """Hashes of the keys of all stored rows with a time (ns) after ``since_ns``, or after that of their tenant in ``of_tenants``.
 
-    When there are more than ``keys_max``, the oldest are forgotten of the tenants with the most.
+    When they take more room than ``keys_max``, the oldest are forgotten of the tenants with the most.
     """
 
     def __init__(self, since_ns: int, keys_max: int = _KEYS_MAX, of_tenants: Mapping[str, int] | None = None) -> None:
-        self._until, self._keys_max, self._count = since_ns // _SPAN_NS, keys_max, 0
+        self._until, self._keys_max = since_ns // _SPAN_NS, keys_max
         self._tenants = {name: _Tenant(max(at_ns, since_ns) // _SPAN_NS) for name, at_ns in (of_tenants or {}).items()}
+        self._count = _TENANT_KEYS * len(self._tenants)
+        if self._count > keys_max:
+            self._forget()
 
     def may_be_stored(self, keys: Sequence[tuple[Any, ...]], times_ns: Sequence[int] | NDArray[np.int64]) -> list[bool]:
         """Return for each row whether it may be stored, and remember all rows: they are stored next, or sent again.
@@ -90,6 +97,7 @@ class RecentKeys:
     def _tenant(self, name: str) -> _Tenant:
         if (tenant := self._tenants.get(name)) is None:
             tenant = self._tenants[name] = _Tenant(self._until)
+            self._count += tenant.count
         return tenant
 
     def _known(self, tenant: _Tenant, span: int, hashes: list[int]) -> Iterable[bool]:
@@ -117,7 +125,19 @@ class RecentKeys:
         share = shares[np.argmax(counts > shares)]
         for tenant in self._tenants.values():
             tenant.forget(share)
+        self._forget_tenants()
         self._count = sum(tenant.count for tenant in self._tenants.values())
+
+    def _forget_tenants(self) -> None:
+        """Forget tenants without keys: those of which no more is known than of a new one, and others beyond their part of the room.
+
+        From new tenants more rows are looked up then. The latest times are kept: one tenant far ahead must not concern others.
+        """
+        without = [tenant.until for tenant in self._tenants.values() if not tenant.spans]
+        beyond = len(without) - int(_WITHOUT_KEYS * self._keys_max / _TENANT_KEYS)
+        if beyond > 0:
+            self._until = max(self._until, sorted(without)[beyond - 1])
+        self._tenants = {name: tenant for name, tenant in self._tenants.items() if tenant.spans or tenant.until > self._until}
 
 
 def _is_in(known: set[int], hashed: int) -> bool:

@@ -39,7 +39,7 @@ def test_a_row_that_was_offered_may_be_stored(
             assert may_be or not ((key, at) in offered or at <= max(since, of_tenants.get(key[0], since)))
             offered.add((key, at))
         held = [(len(keys), tenant) for tenant in recent._tenants.values() for keys in tenant.spans.values()]
-        assert sum(number + 5 for number, _ in held) == recent._count <= keys_max
+        assert sum(number + 5 for number, _ in held) + 5 * len(recent._tenants) == recent._count <= keys_max
 
 
 @given(st.lists(st.tuples(st.sampled_from(TENANTS), st.integers(0, 8), st.integers(1, 200)), max_size=30))
@@ -65,6 +65,23 @@ def test_the_room_of_many_tenants_is_limited() -> None:
         recent.may_be_stored(many, np.arange(len(many)) * SECOND_NS + at * MINUTE_NS)
         assert recent._count <= 50_000 and sum(recent.may_be_stored(keys[:100], [at * MINUTE_NS] * 100)) == 100
     assert sum(len(tenant.spans) for tenant in recent._tenants.values()) <= 10_000
+
+
+def test_tenants_without_keys_are_forgotten() -> None:
+    """However many names come, one after another, and also if each is far ahead; others are known to be new beside a few of these."""
+    recent = RecentKeys(0, keys_max=10_000)
+    for turn in range(1, 41):
+        keys = [(f"t{turn} {number}", 1) for number in range(1_000)]
+        assert not any(recent.may_be_stored(keys, [turn * MINUTE_NS] * 1_000))
+        assert all(recent.may_be_stored(keys, [turn * MINUTE_NS] * 1_000))
+        recent.may_be_stored([(f"ahead {turn}", 1)] * 2_000, [(1_000 + turn) * MINUTE_NS] * 2_000)
+        assert len(recent._tenants) <= 2_000
+    for turn in range(41, 51):
+        keys = [(f"{turn} {number}", 1) for number in range(20_000)]
+        assert all(recent.may_be_stored(keys, [0] * 20_000)) and len(recent._tenants) <= 2_000
+        # Each of them is past the room, at its own time.
+        recent.may_be_stored(keys, [(2_000 + each) * MINUTE_NS for each in range(20_000)])
+        assert len(recent._tenants) <= 2_000 and all(recent.may_be_stored(keys, [turn * MINUTE_NS] * 20_000))
 
 
 def test_new_keys_are_known_to_be_new() -> None:
