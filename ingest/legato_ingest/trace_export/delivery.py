@@ -24,7 +24,7 @@ __all__ = ["Delivery"]
 _log = logging.getLogger("legato")
 # Spans of one request: about half a megabyte. Collectors accept 20 MiB, others less.
 _SPANS_MAX = 1_000
-# Streams that are known to be done since the recorded progress. Beyond that they are sent again after a failure.
+# Streams that are known to be done beyond the recorded progress. Above that they are sent again after a failure.
 _DONE_MAX = 100_000
 # Failures (500, 501) at one request in different runs, after which its content may be the reason.
 _FAILURES_MAX = 5
@@ -34,13 +34,18 @@ _SUSPECTS_MAX, _TRIES = 16, 3
 _ALONE_MAX = 8
 
 
+# The part of a stream's tenant, and the time of receipt (Unix ms): the stream comes again until that part's progress is there.
+_Place = tuple[int, int]
+
+
 @dataclass(frozen=True, slots=True)
 class _Encoded:
-    key: StreamKey
+    stream: StalledStream
     spans: Sequence[Span]
 
-
-_Notes = tuple[set[StreamKey], Counter[StreamKey]]
+    @property
+    def key(self) -> StreamKey:
+        return self.stream.key
 
 
 class Delivery:
@@ -48,10 +53,10 @@ class Delivery:
 
     def __init__(self, endpoint: Endpoint, spans_of: Callable[[StalledStream], Sequence[Span]], metrics: Metrics) -> None:
         self._endpoint, self._spans_of, self._metrics = endpoint, spans_of, metrics
-        # Of the others, and of tenants that are behind: the progress of these is recorded at other times.
-        self._notes: tuple[_Notes, _Notes] = (set(), Counter()), (set(), Counter())
-        # The failures are by the first stream of the request.
-        self._done, self._failures = self._notes[0]
+        # The streams that are done, each with its place: the parts of all tenants have separate progress, recorded at different times.
+        self._done: dict[StreamKey, _Place] = {}
+        # By the first stream of the request.
+        self._failures: dict[StreamKey, tuple[int, _Place]] = {}
         # Streams at which the endpoint failed, although each was alone. They are refused only after another request was accepted.
         self._suspects: list[tuple[_Encoded, Failed]] = []
         self._refused_alone = 0
@@ -64,10 +69,6 @@ class Delivery:
         """Begin a run: ``streams`` and ``spans`` count what it sends."""
         self._suspects, self._accepted, self.streams, self.spans = [], None, 0, 0
 
-    def use(self, *, is_aside: bool) -> None:
-        """Send streams of tenants that are behind from now on, or of the others: what is done is known of each apart."""
-        self._done, self._failures = self._notes[is_aside]
-
     def settle(self) -> None:
         """Find out about streams in doubt with a request that was accepted before, in this run. Raises ``TryLater``."""
         if self._suspects and self._accepted is not None:
@@ -78,16 +79,19 @@ class Delivery:
         """The failure at a stream of this run that is not done: the progress must not be recorded. None without one."""
         return self._suspects[0][1] if self._suspects else None
 
-    def recorded(self, streams: Sequence[StalledStream]) -> None:
-        """Forget all streams that are done but these, the last ones: the progress was recorded, and may stop before some of these."""
-        self._done.intersection_update({stream.key for stream in streams})
-        self._failures.clear()
+    def recorded(self, until_ms: Callable[[int], int]) -> None:
+        """Forget the streams that will not come again: the progress was recorded. ``until_ms``: that of a part, by its number (Unix ms).
+
+        Streams of the last millisecond may come again, and so may those of a part that another one has passed.
+        """
+        self._done = {key: place for key, place in self._done.items() if place[1] > until_ms(place[0])}
+        self._failures = {key: noted for key, noted in self._failures.items() if noted[1][1] > until_ms(noted[1][0])}
 
     def send(self, streams: Sequence[StalledStream]) -> None:
         """Send the streams that are not done. Raises ``TryLater``; streams that were sent before are done."""
         try:
             for part in _parts(self._encoded(streams)):
-                if self._failures[part[0].key] < _FAILURES_MAX:
+                if self._failures_of(part) < _FAILURES_MAX:
                     self._send_whole(part)
                 else:
                     self._send_singly(part)
@@ -106,15 +110,18 @@ class Delivery:
                 if not self._encoding_failed:
                     _log.exception("spans about stalls cannot be encoded; such streams are left out, and only counted from now on")
                 self._encoding_failed = True
-                self._finish((stream.key,))
+                self._finish((stream,))
                 continue
-            yield _Encoded(stream.key, spans)
+            yield _Encoded(stream, spans)
+
+    def _failures_of(self, part: Sequence[_Encoded]) -> int:
+        return self._failures.get(part[0].key, (0, None))[0]
 
     def _send_whole(self, part: Sequence[_Encoded]) -> None:
         try:
             self._try(part)
         except Failed:
-            self._failures[part[0].key] += 1
+            self._failures[part[0].key] = self._failures_of(part) + 1, _place(part[0].stream)
             raise
 
     def _send_singly(self, part: Sequence[_Encoded]) -> None:
@@ -154,7 +161,7 @@ class Delivery:
         self._count("exported", len(spans) - rejected)
         self.streams += len(part)
         self.spans += len(spans) - rejected
-        self._finish(each.key for each in part)
+        self._finish(each.stream for each in part)
         self._accepted = part[0]
         self._refused_alone = 0
         self._examine_suspects()
@@ -174,7 +181,7 @@ class Delivery:
     def _leave_out(self, part: Sequence[_Encoded], reason: Refused | Failed) -> None:
         self._metrics.errors.labels("trace_export", reason.reason).inc()
         self._count("refused", sum(len(each.spans) for each in part), reason.message or reason.reason)
-        self._finish(each.key for each in part)
+        self._finish(each.stream for each in part)
 
     def _count(self, outcome: str, spans: int, message: str = "") -> None:
         self._metrics.trace_export_spans.labels(outcome).inc(spans)
@@ -188,9 +195,13 @@ class Delivery:
             _log.warning("the trace backend left out %d spans about stalls (%s)", self._left_out.total(), reason)
             self._left_out.clear()
 
-    def _finish(self, keys: Iterable[StreamKey]) -> None:
+    def _finish(self, streams: Iterable[StalledStream]) -> None:
         if len(self._done) < _DONE_MAX:
-            self._done.update(keys)
+            self._done.update((stream.key, _place(stream)) for stream in streams)
+
+
+def _place(stream: StalledStream) -> _Place:
+    return stream.part, stream.received_ms
 
 
 def _parts(streams: Iterable[_Encoded]) -> Iterator[list[_Encoded]]:

@@ -67,6 +67,10 @@ class Passed:
         """Return until when a group is exported."""
         return self.aside[group[0]] if group else self.others_ms
 
+    def of_part(self, number: int) -> int:
+        """Return until when the streams of a part are exported, whether it is aside or not."""
+        return self.aside.get(number, self.others_ms)
+
     def move(self, group: Sequence[int], until_ms: int) -> None:
         """Let a group be exported until a time."""
         if group:

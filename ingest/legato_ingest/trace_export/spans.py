@@ -47,9 +47,14 @@ class Stall:
 
 @dataclass(frozen=True, slots=True)
 class StalledStream:
-    """A stream with stalls. ``stalls`` are the longest; ``count``, ``length_us``, ``longest_us`` and ``parts_ns`` are those of all."""
+    """A stream with stalls. ``stalls`` are the longest; ``count``, ``length_us``, ``longest_us`` and ``parts_ns`` are those of all.
+
+    ``part``: the number of the tenant's part of all tenants (``tenant_parts``). ``received_ms``: when its end was received (Unix ms).
+    """
 
     tenant: str
+    part: int
+    received_ms: int
     trace_id: bytes
     span_id: bytes
     parent_span_id: bytes

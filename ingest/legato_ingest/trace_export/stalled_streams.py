@@ -15,6 +15,7 @@ from legato_ingest.causes import HEALTHY
 from legato_ingest.definitions import SUPERSEDED_OUTCOME
 from legato_ingest.storage import Store
 from legato_ingest.storage.sql import after_until_ms, between_ns, quoted, time_ns, unquoted
+from legato_ingest.storage.tenant_parts import part_of
 from legato_ingest.trace_export.spans import Stall, StalledStream, StreamKey
 
 __all__ = ["STALLS_MAX", "Page", "pages_between"]
@@ -28,8 +29,8 @@ _CLOCK_MS = 60_000
 _ENDED = f"{{received}} AND ended AND outcome != '{SUPERSEDED_OUTCOME}'"
 _SPAN = f"SELECT count(), toUnixTimestamp64Nano(min(start_time)), toUnixTimestamp64Nano(max(start_time)) FROM stream_revs WHERE {_ENDED}"
 _STREAMS = f"""
-SELECT tenant, toUnixTimestamp64Milli(received_at) AS received_ms, toUnixTimestamp64Nano(start_time) AS start_ns, trace_id, span_id,
-    parent_span_id, duration_ns, vantage, service_name, model, emitter
+SELECT tenant, {part_of("tenant")} AS part, toUnixTimestamp64Milli(received_at) AS received_ms,
+    toUnixTimestamp64Nano(start_time) AS start_ns, trace_id, span_id, parent_span_id, duration_ns, vantage, service_name, model, emitter
 FROM stream_revs
 WHERE {_ENDED} AND {{inside}} AND {{after}}
     AND (tenant, start_time, trace_id, span_id) IN
@@ -111,6 +112,8 @@ def _stream(row: Row, total: Row, stalls: Sequence[Stall]) -> StalledStream:
     names = ("vantage", "service_name", "model", "emitter")
     return StalledStream(
         **{name: row[name] for name in (*_KEY, "parent_span_id", "start_ns", *names)},
+        part=int(row["part"]),
+        received_ms=int(row["received_ms"]),
         duration_ns=int(row["duration_ns"] or 0),
         count=int(total["count"]),
         length_us=int(total["length_us"]),

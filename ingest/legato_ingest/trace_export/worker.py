@@ -125,9 +125,7 @@ class TraceExportWorker(PeriodicWorker[TraceExportResult]):
         Raises ``TryLater``, also if the end is reached with a stream that is not done.
         """
         passed.put_aside(judged_ms, until)
-        self._delivery.use(is_aside=False)
         self._export_group(passed, OTHERS, until, started)
-        self._delivery.use(is_aside=True)
         self._export_aside(passed, judged_ms, started)
         doubt = self._delivery.doubt
         self._delivery.settle()
@@ -135,7 +133,6 @@ class TraceExportWorker(PeriodicWorker[TraceExportResult]):
             raise self._delivery.doubt
         if (passed.join() or doubt) and not self.stopping:
             self._record(passed, started)
-            self._delivery.recorded(())
 
     def _export_aside(self, passed: Passed, judged_ms: Mapping[int, int], started: float) -> None:
         """Export for the parts that are behind, each in its turn. After an error the next run begins with the same one."""
@@ -169,14 +166,12 @@ class TraceExportWorker(PeriodicWorker[TraceExportResult]):
             passed.move(group, max(recorded, page.until_ms))
             if page.until_ms > recorded and not self._delivery.doubt:
                 self._record(passed, started)
-                self._delivery.recorded(page.streams)
                 recorded = page.until_ms
             if recorded > since and time.monotonic() > end_s:
                 return
         passed.move(group, until)
         if until > recorded and until - since > _RECORD_MS and not self._delivery.doubt:
             self._record(passed, started)
-            self._delivery.recorded(())
 
     def _result(self) -> TraceExportResult:
         return TraceExportResult(self._delivery.streams, self._delivery.spans)
@@ -227,3 +222,4 @@ class TraceExportWorker(PeriodicWorker[TraceExportResult]):
         result = self._result()
         counts = {"streams": result.streams, "spans": result.spans}
         record_run(self._store, "trace_export_runs", passed.times(), counts, started, passed.columns())
+        self._delivery.recorded(passed.of_part)

@@ -28,6 +28,8 @@ STALL = Stall(
 )
 STREAM = StalledStream(
     tenant="",
+    part=0,
+    received_ms=10**12 + 2_000,
     trace_id=b"t" * 16,
     span_id=b"s" * 8,
     parent_span_id=b"p" * 8,

@@ -14,7 +14,7 @@ from legato_ingest.settings import load
 from legato_ingest.storage import Store
 from legato_ingest.storage.judged import ALL_SHARDS, Key, Progress, aside_columns, judged_until
 from legato_ingest.storage.watermark import now_ms
-from legato_ingest.trace_export import worker
+from legato_ingest.trace_export import stalled_streams, worker
 from legato_ingest.trace_export.passed import Passed, parts_of, passed_until
 from legato_ingest.trace_export.worker import TraceExportWorker
 
@@ -114,6 +114,47 @@ def test_tenants_that_are_behind_take_turns(
         turns.append(exports.step().streams)
     assert sum(turns) == len(tenants) and max(turns) >= 37
     assert len(backend.copies) == len(backend.spans) == 2 * 41
+
+
+def test_tenants_with_pages_that_take_turns_are_exported_once(
+    store: Store, backend: TraceBackend, exporter: Callable[[], TraceExportWorker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page ends within a millisecond. Its last streams were sent twice if a page of another tenant was recorded meanwhile."""
+    monkeypatch.setattr(worker, "_ASIDE_S", -1.0)
+    monkeypatch.setattr(stalled_streams, "_STREAMS_MAX", 5)
+    began = now_ms() - HOUR_MS
+    begin(store)
+    for first, tenant in ((0, "a"), (100, "b")):
+        for ms in range(6):
+            stored(store, 2, received_ms=began + 10 * MINUTE_MS + ms, first=first + 2 * ms, tenant=tenant)
+    store.command("TRUNCATE TABLE attribution_runs")
+    record(store, began + 20 * MINUTE_MS, {"a": began + 1, "b": began + 2})
+    exports = exporter()
+    exports.step()
+    record(store, began + 30 * MINUTE_MS, {"a": began + 11 * MINUTE_MS, "b": began + 12 * MINUTE_MS})
+    for _ in range(12):
+        exports.step()
+    assert len(backend.copies) == len(backend.spans) == 2 * 24 and not exports._delivery._done
+
+
+def test_a_tenant_that_falls_behind_after_a_failure_is_exported_once(
+    store: Store, backend: TraceBackend, exporter: Callable[[], TraceExportWorker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The endpoint took its streams, and then none of another tenant: the progress does not say so, but the worker knows it still."""
+    began = now_ms() - HOUR_MS
+    begin(store)
+    for first, tenant in ((0, "a"), (100, "z")):
+        stored(store, 2, received_ms=began + 10 * MINUTE_MS, first=first, tenant=tenant)
+    store.command("TRUNCATE TABLE attribution_runs")
+    record(store, began + 20 * MINUTE_MS, {})
+    backend.answers += [Answer(), Answer(503)]
+    exports = exporter()
+    assert exports.step().streams == 2
+    record(store, began + 30 * MINUTE_MS, {"a": began + 20 * MINUTE_MS})
+    monkeypatch.setattr(exports, "_not_before_s", 0.0)
+    assert exports.step().streams == 2 and exports.step().streams == 0
+    assert part_of(store, "a") in passed_until(store).aside
+    assert len(backend.copies) == len(backend.spans) == 2 * 4
 
 
 def test_an_error_at_spans_of_a_tenant_that_is_behind_delays_no_other(

@@ -90,7 +90,7 @@ def test_a_stream_that_cannot_be_encoded_is_left_out(backend: TraceBackend, deli
 
 
 def test_a_limited_rate_makes_progress(backend: TraceBackend, deliveries: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was sent is not sent again until the progress is recorded, and beyond it."""
+    """What was sent is not sent again."""
     monkeypatch.setattr(delivery_module, "_SPANS_MAX", 2)
     delivery, metrics = deliveries()
     page = [*streams(*range(5)), *streams(5, 6, tenant="acme")]
@@ -98,8 +98,27 @@ def test_a_limited_rate_makes_progress(backend: TraceBackend, deliveries: Make, 
         backend.answers += [Answer(), Answer(), Answer(429)]
         assert isinstance(run(delivery, page), TryLater)
     assert run(delivery, page) is None and sent(backend) == list(range(7)) and counted(metrics) == (14, 0)
-    delivery.recorded(page[2:])
-    assert run(delivery, page) is None and sent(backend)[7:] == [0, 1]
+
+
+def test_a_stream_is_known_until_the_progress_of_its_part_has_passed_it(backend: TraceBackend, deliveries: Make) -> None:
+    """Parts are recorded at different times: what was recorded of one forgot what was sent of another, which was sent twice."""
+    delivery, _ = deliveries()
+    page = [replace(each, part=number // 2, received_ms=10 + number % 2) for number, each in enumerate(streams(*range(4)))]
+    assert run(delivery, page) is None and sorted(sent(backend)) == [0, 1, 2, 3]
+    for progress, again in (({0: 9, 1: 9}, []), ({0: 9, 1: 10}, [2]), ({0: 10, 1: 9}, [0]), ({0: 11, 1: 11}, [0, 1, 2, 3])):
+        delivery.recorded(progress.__getitem__)
+        before = len(sent(backend))
+        assert run(delivery, page) is None and sorted(sent(backend)[before:]) == again
+
+
+def test_the_failures_of_a_part_are_counted_whatever_is_recorded_of_others(backend: TraceBackend, deliveries: Make) -> None:
+    """Else the stream at which the endpoint fails would hold up its part for as long as others go on."""
+    delivery, _ = deliveries()
+    backend.rule = answer_at(Answer(500), 4)
+    for _ in range(5):
+        assert isinstance(run(delivery, streams(*range(6))), Failed)
+        delivery.recorded({0: 0, 1: 2**62}.__getitem__)
+    assert run(delivery, streams(*range(6))) is None and sorted(sent(backend)) == [0, 1, 2, 3, 5]
 
 
 @pytest.mark.parametrize("bad", [(), (4,), (0, 1, 2, 3)])
