@@ -269,17 +269,19 @@ class AttributionWorker(PeriodicWorker[RunResult]):
             if own.slices or own.due or own.until_ms < self._since_ms:
                 is_slice = bool(own.slices)
                 try:
-                    is_done = self._take_step(own, result)
+                    self._take_step(own, result)
                 except Exception as error:
                     # If all fail, such a run takes as long as one: the store may be away, and then the run cannot be recorded either.
                     self._put_off(key, error)
                     break
                 if is_slice:
                     self._turns.succeeded(key)
-                if (not is_done or is_slice) and time.monotonic() > end_s:
-                    break
-            else:
+            # At once: before its next turn the others may go on, and it would have to be looked at again, each time.
+            if not own.slices and not own.due and own.until_ms >= self._since_ms:
                 self._turns.end(key)
+            # Also after a step that judges nothing: after a restart there are thousands of those.
+            if time.monotonic() > end_s:
+                break
 
     def _put_off(self, key: Key, error: Exception) -> None:
         """Repeat a step in a later run. What the run has judged of others stays, and so does their progress."""
@@ -289,10 +291,10 @@ class AttributionWorker(PeriodicWorker[RunResult]):
         # Its frames hold the streams that were loaded.
         release(error)
 
-    def _take_step(self, own: Aside, result: RunResult) -> bool:
-        """Judge a slice of what is aside, or divide what is due, or look for it. Return whether the store had the memory for it.
+    def _take_step(self, own: Aside, result: RunResult) -> None:
+        """Judge a slice of what is aside, or divide what is due, or look for it.
 
-        If not, the step is repeated in a later run, and after some tries it is left out.
+        If the store has no memory for it, the step is repeated in a later run, and after some tries it is left out.
         """
         short: Short = {}
         if own.slices:
@@ -310,7 +312,6 @@ class AttributionWorker(PeriodicWorker[RunResult]):
             due = self._due(own.until_ms, until, own.seen_ms, seen, own.tenants, short)
             if self._is_done(own, short):
                 own.due, own.since_ms, own.until_ms, own.seen_ms = due, own.until_ms, until, seen
-        return not short
 
     def _is_done(self, own: Aside, short: Short) -> bool:
         """Return whether a step is not repeated: it was done, or is left out after several tries without memory."""

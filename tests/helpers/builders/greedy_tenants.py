@@ -46,7 +46,7 @@ def judged(store: Store) -> dict[str, int]:
 
 
 def bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a turn be three streams, and each run have one."""
+    """Let a slice be three streams, and each run take one step of a turn: it looks for what is due, or divides it, or judges a slice."""
     most = Most(streams=GREEDY // SLICES, bytes=2**26)
     monkeypatch.setattr(turns, "TURN", most)
     monkeypatch.setattr(worker, "TURN", most)

@@ -21,7 +21,7 @@ TIMEOUT = StoreUnavailable("timeout exceeded", 159)
 
 @pytest.fixture
 def bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A turn is three streams, and each run has one."""
+    """A slice is three streams, and each run takes one step."""
     bound(monkeypatch)
 
 
@@ -39,7 +39,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def put_aside(store: Store) -> int:
-    """Have the tenant "hostile" put aside, and one slice of it judged. Return its recorded progress (ms)."""
+    """Have the tenant "hostile" put aside. Return its recorded progress (ms)."""
     judge, receive = judge_of(store)
     put_stalled(store, "small", 1, RECEIVED_NS)
     receive(RECEIVED_NS + MS)
@@ -64,6 +64,8 @@ def test_an_error_in_the_turn_of_a_tenant_costs_no_other(
     If the turn ends the store's process, its run is not recorded; the next ones must not begin with that turn.
     """
     began_ms = put_aside(store)
+    # An error ends the turns of a run.
+    monkeypatch.setattr(worker, "_TURNS_S", 600.0)
     numbers, metrics, now_s = counted(monkeypatch), Metrics(), [0.0]
     is_failing = [True]
     failures = refuse(store, monkeypatch, "attribute", error, is_failing)
@@ -108,6 +110,22 @@ def test_a_restarted_process_judges_only_who_was_behind(store: Store, monkeypatc
         assert judged_until(store, shards) == Progress((RECEIVED_NS + 60 * MS) // MS)
     assert sum(numbers) == GREEDY and judged(store) == {"small": 2, "hostile": GREEDY}
     assert not judged_until(store).aside
+
+
+@pytest.mark.usefixtures("bounded")
+def test_a_run_ends_in_time_when_many_are_behind_after_a_restart(store: Store) -> None:
+    """The others waited until the worker had looked for what is due of each. None is looked at again because the others have gone on."""
+    began_ms, many = RECEIVED_NS // MS, 5
+    aside = Progress(began_ms, {f"tenant-{number}": began_ms - 10 for number in range(many)})
+    judge_of(store)[0]._record(aside, RunResult(), 0.0)
+    judge, receive = judge_of(store)
+    for run in range(many):
+        at_ns = RECEIVED_NS + 10 * (run + 1) * MS
+        put_stalled(store, "small", 1, at_ns - MS, first=run)
+        receive(at_ns)
+        judge.step()
+        assert judged(store) == {"small": run + 1} and len(judge._turns) == many - run - 1
+    assert judged_until(store) == Progress(at_ns // MS)
 
 
 def test_thousands_that_are_aside_are_recorded(store: Store) -> None:
