@@ -19,9 +19,11 @@ from legato_ingest.storage.tenant_parts import in_parts, part_of
 
 __all__ = ["OTHERS", "Passed", "parts_of", "passed_until"]
 
+# The stalls of all tenants are exported until `least_ms`: an earlier version, which records that alone, may have gone on meanwhile.
 # Of rows with one time the last has the least behind, as in `judged`.
 _NEWEST = f"""
-SELECT toUnixTimestamp64Milli(others_until) AS others_ms, mapKeys(aside_parts), {TIMES.format("aside_parts")} AS parts_ms
+SELECT toUnixTimestamp64Milli(others_until) AS others_ms, mapKeys(aside_parts), {TIMES.format("aside_parts")} AS parts_ms,
+    (SELECT toUnixTimestamp64Milli(max(until)) FROM trace_export_runs) AS least_ms
 FROM trace_export_runs
 WHERE others_until = (SELECT max(others_until) FROM trace_export_runs)
 ORDER BY arraySum(each -> others_ms - each, parts_ms)
@@ -100,8 +102,9 @@ class Passed:
 
 def passed_until(store: Store) -> Passed:
     """Return the recorded progress; 0 before the first run. Raises ``StoreError``."""
-    for others_ms, numbers, parts_ms in store.select(_NEWEST):
-        passed = Passed(int(others_ms), {int(number): int(ms) for number, ms in zip(numbers, parts_ms, strict=True)})
+    for others_ms, numbers, parts_ms, least_ms in store.select(_NEWEST):
+        aside = {int(number): max(int(ms), int(least_ms)) for number, ms in zip(numbers, parts_ms, strict=True)}
+        passed = Passed(int(others_ms), aside)
         passed.join()
         return passed
     return Passed()

@@ -180,6 +180,18 @@ def test_an_error_at_spans_of_a_tenant_that_is_behind_delays_no_other(
     assert min(passed_until(store).aside.values()) >= began + MINUTE_MS, "its other streams follow"
 
 
+def test_what_an_earlier_version_exported_is_not_exported_again(store: Store) -> None:
+    """It records one time for all tenants, before that of the others until it has come so far."""
+    passed = Passed(now_ms(), {3: now_ms() - HOUR_MS, 4: now_ms() - MINUTE_MS})
+    record_run(store, "trace_export_runs", passed.times(), {}, 0.0, passed.columns())
+    assert passed_until(store) == passed
+    until_ms = passed.others_ms - 10 * MINUTE_MS
+    record_run(store, "trace_export_runs", {"until": until_ms}, {}, 0.0)
+    assert passed_until(store) == Passed(passed.others_ms, {3: until_ms, 4: passed.aside[4]})
+    record_run(store, "trace_export_runs", {"until": passed.others_ms}, {}, 0.0)
+    assert passed_until(store) == Passed(passed.others_ms)
+
+
 def test_a_tenant_that_stays_behind_is_left_out_after_a_day(
     store: Store, exporter: Callable[[], TraceExportWorker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
