@@ -94,20 +94,19 @@ class Turns:
         large = sorted((each for each in named if _is_large(each[1])), key=lambda each: each[1])
         names = [name for name, _ in large[-max(0, _ASIDE_MAX - len(self)) :]] if len(self) < _ASIDE_MAX else []
         for name in names:
-            own = f"tenant = {quoted(name)}"
+            own = _only_of(name)
             self._aside[name] = Aside(own, since_ms, until_ms, seen_ms, [only(each, own) for each in due])
         return names
 
     def put_part_aside(self, number: int, since_ms: int, seen_ms: int) -> None:
         """Put a smallest part aside that the store had no memory for. What is due is looked for again."""
-        own = self._aside.setdefault(number, Aside(in_part(number), since_ms, since_ms, seen_ms))
+        own = self._aside.setdefault(number, Aside(_only_of(number), since_ms, since_ms, seen_ms))
         self.try_later(own)
 
     def restore(self, aside: Mapping[Key, int]) -> None:
         """Put tenants and parts aside that are judged until these times (Unix ms). What is due is looked for again."""
         for key, since_ms in aside.items():
-            own = f"tenant = {quoted(key)}" if isinstance(key, str) else in_part(key)
-            self._aside[key] = Aside(own, since_ms, since_ms, since_ms)
+            self._aside[key] = Aside(_only_of(key), since_ms, since_ms, since_ms)
 
     def failed(self, key: Key) -> None:
         """Let a tenant wait after an error in its turn, after each further one twice as long. Its next turn repeats the step."""
@@ -144,7 +143,7 @@ class Turns:
         self.succeeded(key)
 
     def clear(self) -> None:
-        """Forget all but who has no turn yet after an error."""
+        """Forget the tenants and parts that are aside. The pauses after errors stay."""
         self._aside.clear()
 
     def progress(self, others_ms: int) -> Progress:
@@ -153,6 +152,11 @@ class Turns:
         behind = sorted((each for each in times if each[0] < others_ms), key=lambda each: each[0])
         rest = [since_ms for since_ms, _ in behind[_RECORDED_MAX:]]
         return Progress(min([others_ms, *rest]), {key: since_ms for since_ms, key in behind[:_RECORDED_MAX]})
+
+
+def _only_of(key: Key) -> str:
+    """Return the condition on `tenant` for what is aside by this key."""
+    return f"tenant = {quoted(key)}" if isinstance(key, str) else in_part(key)
 
 
 def _is_large(size: Size) -> bool:

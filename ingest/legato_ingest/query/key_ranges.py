@@ -119,7 +119,8 @@ def _source(table: _Table) -> str:
 class _Comparison(NamedTuple):
     """A comparison in WHERE. ``side``: the words of a column. ``other``: the text of what it is compared with.
 
-    ``kind``: "time" or "text"; "scalar" is a time with a name that WITH gives to a subquery.
+    ``kind``: "text", which may be read as a time; "texts", a list of them or a String parameter; "time", an expression; or "scalar", an
+    expression with a name that WITH gives to a subquery.
     """
 
     side: Sequence[Word]
@@ -267,7 +268,7 @@ class _Statement:
 
         Where the table is read by its key, the alias is not known, and the name is a column of the table.
         """
-        named = {word.name for word in subquery} & set(self._known.columns)
+        named = {word.name for word in subquery if word.name in self._known.columns}
         return bool(named) and (not any(word[:2] == ("word", "FROM") for word in subquery) or not named.isdisjoint(self._aliases))
 
     def _source_places(self, flat: Sequence[int]) -> Iterator[int]:
@@ -304,8 +305,10 @@ class _Statement:
                     yield _Comparison(side, sign, "".join(spaced(other)), kind)
 
     def _kind(self, words: Sequence[Word]) -> str:
-        if _are_strings(words):
+        if len(words) == 1 and words[0].kind == "string":
             return "text"
+        if _are_strings(words):
+            return "texts"
         return self._kind_of_time(words) if len(words) <= _TIME_WORDS_MAX else ""
 
     def _conditions(self, table: _Table, comparison: _Comparison, *, is_single: bool) -> Iterator[str]:
@@ -318,15 +321,14 @@ class _Statement:
         if not column or (kind == "scalar" and not is_single):
             return
         type_name = self._columns[table.view][column]
-        is_one_text = kind == "text" and not other.startswith("(")
-        if sign in OPPOSITE and _TIME.fullmatch(type_name) and (kind != "text" or (is_one_text and not other.startswith("{"))):
+        if sign in OPPOSITE and _TIME.fullmatch(type_name) and kind != "texts":
             yield from _of_time(column, type_name, sign, other)
-        elif type_name == "String" and sign in ("=", "IN") and kind == "text":
+        elif type_name == "String" and sign in ("=", "IN") and kind in ("text", "texts"):
             yield f"(`{KEY_COLUMN}{column}` {sign} {other})"
 
     def _column(self, table: _Table, side: Sequence[Word], *, is_single: bool) -> str:
         """Return the name of the key's column that one side of a comparison is; empty if it is none."""
-        name = side[-1].name if side else ""
+        name = side[-1].name
         is_own = len(side) == 3 and side[0].name == table.name and side[1].text == "."
         is_alone = len(side) == 1 and is_single
         return name if (is_own or is_alone) and name in self._columns[table.view] else ""
@@ -352,9 +354,9 @@ class _Statement:
 
 
 def _are_strings(words: Sequence[Word]) -> bool:
-    """Whether an expression is a text, or a list of texts in parentheses."""
+    """Whether an expression is a String parameter, or a list of texts in parentheses."""
     if len(words) == 1:
-        return words[0].kind == "string" or (words[0].kind == "parameter" and words[0].text.endswith(":String}"))
+        return words[0].kind == "parameter" and words[0].text.endswith(":String}")
     inner = words[1:-1]
     is_list = len(words) > 2 and words[0].text == "(" and words[-1].text == ")"
     return is_list and all(word.kind == "string" if at % 2 == 0 else word.text == "," for at, word in enumerate(inner))

@@ -15,17 +15,16 @@ __all__ = ["HALVINGS_MAX", "in_part", "in_parts", "part_of"]
 
 HALVINGS_MAX = 20
 """A tenant is alone in one of the smallest parts, a million of them. With 65,536, two of 300 tenants shared one in every second store."""
-_PART = f"bitAnd(cityHash64({{}}), {2**HALVINGS_MAX - 1})"
 
 
-def part_of(tenant: str) -> str:
-    """Return the expression for the number of the smallest part with a tenant. ``tenant``: an expression."""
-    return _PART.format(tenant)
+def part_of(tenant: str, halvings: int = HALVINGS_MAX) -> str:
+    """Return the expression for the number of the part with a tenant, by default of the smallest one. ``tenant``: an expression."""
+    return f"bitAnd(cityHash64({tenant}), {2**halvings - 1})"
 
 
 def in_part(number: int, halvings: int = HALVINGS_MAX) -> str:
     """Return the condition on `tenant` for a part of all tenants, by default one of the smallest."""
-    return f"bitAnd(cityHash64(tenant), {2**halvings - 1}) = {number}"
+    return f"{part_of('tenant', halvings)} = {number}"
 
 
 def in_parts(numbers: Collection[int]) -> str:

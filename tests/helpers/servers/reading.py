@@ -17,6 +17,7 @@ from helpers.builders.spans import SECOND_NS, native_span, request
 from helpers.servers.serving import served
 from helpers.servers.stores import copy_migrated
 from legato._timeline import pack
+from legato_ingest.errors import StoreError
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.batch import Limits
 from legato_ingest.query import sql_text
@@ -29,7 +30,7 @@ from legato_ingest.settings import Settings
 from legato_ingest.storage import EmbeddedStore, Store
 from legato_ingest.storage.tenant_views import KEYED_VIEW
 
-__all__ = ["LIMITS", "by_key", "guard_of", "open_store", "read_app", "reading", "stream", "streams_in", "tables_of"]
+__all__ = ["LIMITS", "by_key", "guard_of", "open_store", "read_app", "reading", "result_or_fails", "stream", "streams_in", "tables_of"]
 
 LIMITS: dict[str, int | str] = {
     "max_execution_time": 10,
@@ -60,6 +61,14 @@ def by_key(store: Store, sql: str) -> tuple[str, str]:
     line = store.query_bytes(f"SELECT formatQuerySingleLine({literal(sql)})", fmt="TabSeparatedRaw").decode().removesuffix("\n")
     statement = sql_text.read(line, of_one_tenant=True)
     return statement.sql, with_key(statement.sql, *guard_of(store)._read_columns(), statement.subqueries)
+
+
+def result_or_fails(store: Store, sql: str) -> str:
+    """Return the result of a statement of the tenant "shop", or that it fails. Not checked by the guard."""
+    try:
+        return store.query_bytes(sql, tenant="shop").decode()
+    except StoreError:
+        return "fails"
 
 
 def tables_of(sql: str, views: Collection[str]) -> set[str]:

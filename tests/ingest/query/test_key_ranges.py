@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from helpers.servers.reading import guard_of
+from helpers.servers.reading import guard_of, result_or_fails
 from legato_ingest.definitions import ALL_TENANTS
-from legato_ingest.errors import StoreError, StoreRefused
+from legato_ingest.errors import StoreRefused
 from legato_ingest.query.key_ranges import Known, with_key
 from legato_ingest.query.sql_text import Refused
 from legato_ingest.quoting import literal
@@ -221,14 +221,6 @@ FORMS = (
 )
 
 
-def result(store: Store, sql: str) -> str:
-    """Return the result of a statement of the shop, or that it fails."""
-    try:
-        return store.query_bytes(sql, tenant="shop").decode()
-    except StoreError:
-        return "fails"
-
-
 def test_no_result_changes(store: Store) -> None:
     """A DateTime64 and a DateTime are compared with each form of a constant as ClickHouse compares them without the key."""
     at = "toDateTime64('2026-11-20 00:00:00', 9, 'UTC') + number / 2"
@@ -243,9 +235,9 @@ def test_no_result_changes(store: Store) -> None:
         sql = f"SELECT groupArray({column}) FROM (SELECT {column} FROM {table} WHERE {column} {sign} {form} ORDER BY ALL)"
         by_key = guard.check(sql, {}, "shop").sql
         assert "_keyed" in by_key or "Float64" in form, form
-        expected = result(store, sql)
+        expected = result_or_fails(store, sql)
         # A row that is not read makes nothing fail.
-        assert expected == "fails" or result(store, by_key) == expected, (sql, by_key)
+        assert expected == "fails" or result_or_fails(store, by_key) == expected, (sql, by_key)
         answered += expected not in ("fails", "[]\n")
     assert answered > 60
 
@@ -331,7 +323,7 @@ def test_readers_do_not_see_the_views_with_the_key(shared_store: Store) -> None:
     for selected in ("*", "COLUMNS('key')", "stream_revs.*"):
         sql = guard.check(f"SELECT {selected} FROM stream_revs WHERE start_time > now()", {}, "shop").sql
         assert "_keyed" in sql
-        content = result(shared_store, f"SELECT 1 FROM ({sql})")
+        content = result_or_fails(shared_store, f"SELECT 1 FROM ({sql})")
         assert content in ("", "fails") and b"legato_key" not in shared_store.query_bytes(
             "DESCRIBE TABLE (SELECT * FROM stream_revs)", tenant="shop"
         )

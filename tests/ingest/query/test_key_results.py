@@ -5,7 +5,7 @@ The statements are those of a reviewer: each had another result, or failed.
 
 from __future__ import annotations
 
-from helpers.servers.reading import guard_of
+from helpers.servers.reading import guard_of, result_or_fails
 from legato_ingest.errors import StoreError
 from legato_ingest.query.reads import content_of
 from legato_ingest.storage import Store
@@ -54,14 +54,6 @@ NAMED = (
 )
 
 
-def result(store: Store, sql: str) -> str:
-    """Return the result of a statement of the shop, or that it fails."""
-    try:
-        return store.query_bytes(sql, tenant="shop").decode()
-    except StoreError:
-        return "fails"
-
-
 def test_names_and_failures_change_no_result(store: Store) -> None:
     """Some fail with the conditions, and are run without them."""
     at = "toDateTime64('2026-11-20 00:00:00', 9, 'UTC') + number / 2"
@@ -81,8 +73,8 @@ def test_names_and_failures_change_no_result(store: Store) -> None:
     guard, failed, answered = guard_of(store), 0, 0
     for sql in NAMED:
         statement = guard.check(sql, {}, "shop")
-        expected = result(store, statement.without_key or statement.sql)
-        failed += expected != "fails" and result(store, statement.sql) == "fails"
+        expected = result_or_fails(store, statement.without_key or statement.sql)
+        failed += expected != "fails" and result_or_fails(store, statement.sql) == "fails"
         answered += expected != "fails"
         try:
             assert content_of(store, statement, {}, "TabSeparated", "shop").decode() == expected, sql
