@@ -159,7 +159,7 @@ def test_a_full_queue_rejects_at_once_and_keeps_accepted_requests(tmp_path: path
 
 
 @pytest.mark.skipif(not can_mount(), reason="this user may not mount a separate disk")
-@pytest.mark.parametrize("size", [100_000, 500_000])
+@pytest.mark.parametrize("size", [100_000, pytest.param(500_000, marks=pytest.mark.long)])
 def test_a_full_disk_rejects_and_loses_nothing(tmp_path: pathlib.Path, behind: Receiver, size: int) -> None:
     """The disk fills before the queue does: requests without room get 503, and all accepted requests arrive."""
     behind.status = 503

@@ -22,7 +22,7 @@ from helpers.platform.syscalls import SYNCING, WRITING, failing, tracing
 from helpers.servers.serving import Served, post_streams, serve_process, serving
 from helpers.servers.waiting import until
 
-FAULTS = [(SYNCING, "EIO"), (WRITING, "EROFS")]
+FAULTS = [pytest.param(SYNCING, "EIO", id="EIO"), pytest.param(WRITING, "EROFS", id="EROFS", marks=pytest.mark.long)]
 
 
 def post(served: Served, streams: int) -> int:
@@ -52,7 +52,7 @@ def chunks(streams: int) -> str:
     return f"{streams}\t{streams * 20}"
 
 
-@pytest.mark.parametrize(("calls", "error"), FAULTS, ids=["EIO", "EROFS"])
+@pytest.mark.parametrize(("calls", "error"), FAULTS)
 def test_requests_are_refused_while_the_log_cannot_be_written(tmp_path: pathlib.Path, calls: Sequence[str], error: str) -> None:
     """503, and not ready; queries are answered. Later requests are stored, and a kill at the end loses nothing."""
     with serve_process(tmp_path / "store") as served:
@@ -71,7 +71,7 @@ def test_requests_are_refused_while_the_log_cannot_be_written(tmp_path: pathlib.
         assert shown(served) == chunks(17)
 
 
-@pytest.mark.parametrize(("calls", "error"), FAULTS, ids=["EIO", "EROFS"])
+@pytest.mark.parametrize(("calls", "error"), FAULTS)
 def test_requests_are_acknowledged_while_the_store_cannot_be_written(tmp_path: pathlib.Path, calls: Sequence[str], error: str) -> None:
     """Their rows are inserted once the disk works again, and once."""
     with serve_process(tmp_path / "store") as served:

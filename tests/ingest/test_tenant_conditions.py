@@ -97,7 +97,12 @@ def leaks(store: Store, table: str, name: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("table", "name"),
-    [("shared_rows", "name"), ("shared_rows", "low"), ("stream_revs", "service_name"), ("streams", "service_name")],
+    [
+        ("shared_rows", "name"),
+        ("shared_rows", "low"),
+        pytest.param("stream_revs", "service_name", marks=pytest.mark.long),
+        ("streams", "service_name"),
+    ],
 )
 def test_a_condition_sees_the_rows_of_its_tenant_only(shared: Store, table: str, name: str) -> None:
     """In each place of a statement; the same statement of a reader of all tenants fails, so the conditions test something."""

@@ -107,7 +107,7 @@ def output_of(command: str, hostile: Hostile, **environ: str) -> str:
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, *WITHOUT_JSON])
-@pytest.mark.parametrize("environ", [{}, IN_A_TERMINAL], ids=["piped", "terminal"])
+@pytest.mark.parametrize("environ", [pytest.param({}, marks=pytest.mark.long), IN_A_TERMINAL], ids=["piped", "terminal"])
 def test_no_view_has_a_character_that_is_not_seen(hostile: Hostile, command: str, environ: dict[str, str]) -> None:
     """Line breaks and the terminal's own colours are the only ones; a hostile text is shown in one line, with escapes."""
     found = COLOUR.sub("", output_of(command, hostile, **environ))

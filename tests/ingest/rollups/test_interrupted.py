@@ -85,7 +85,9 @@ def test_after_a_kill_the_next_run_completes_the_rollups(store: Store, at: int, 
     assert differences(store) == [] and other.step().minutes == 0
 
 
-@pytest.mark.parametrize(("at", "minutes"), [(1, 0), (4, 66), (7, 72)])
+@pytest.mark.parametrize(
+    ("at", "minutes"), [pytest.param(1, 0, marks=pytest.mark.long), (4, 66), pytest.param(7, 72, marks=pytest.mark.long)]
+)
 def test_a_stop_between_tables_records_no_run(store: Store, at: int, minutes: int) -> None:
     """A stop completes the current table and records no run; the next run computes everything."""
     scattered(store)

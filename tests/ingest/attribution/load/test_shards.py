@@ -42,7 +42,9 @@ def found(store: Store, shards: int) -> list[tuple[str, str]]:
     return rows
 
 
-@pytest.mark.parametrize(("spans_max", "apart_ns"), [(16_000, 5 * CELL_NS), (40, 5 * CELL_NS), (16_000, 10**9)])
+@pytest.mark.parametrize(
+    ("spans_max", "apart_ns"), [pytest.param(16_000, 5 * CELL_NS, marks=pytest.mark.long), (40, 5 * CELL_NS), (16_000, 10**9)]
+)
 def test_each_stream_has_one_instance(store: Store, monkeypatch: pytest.MonkeyPatch, spans_max: int, apart_ns: int) -> None:
     """With its trace, and with the other streams of its engine; also where there are too many streams for a list."""
     monkeypatch.setattr(due, "_SPANS_MAX", spans_max)
