@@ -88,7 +88,7 @@ def seen(columns: str, metrics: str, only: str = "true") -> str:
     WHERE metric IN ({metrics}) AND {_rolled(_HIGH)}
         AND {only}
     UNION ALL
-    SELECT {columns}, toStartOfMinute(recorded_at) AS minute FROM node_samples
+    SELECT {columns}, toStartOfMinute(recorded_at) AS sampled_minute FROM node_samples
     WHERE metric IN ({metrics}) AND {_raw(_HIGH)}
         AND {only}
 )"""

@@ -98,7 +98,8 @@ _SIDE = "arrayConcat(if(has(a_values, value), ['A'], []), if(has(b_values, value
 def sides(stem: str, alive: str, *, series: bool = False, minutes: bool = False) -> str:
     """Return a FROM clause: the rollups of both sides, with ``side`` (A or B) and ``value``. Needs the names of ``picks``.
 
-    A value of both sides counts for both. ``series``: for curves; the minutes of the range before are moved to this range.
+    A value of both sides counts for both. ``series``: for curves, with ``moved_minute``: the minute, moved to this range if it is of the
+    range before.
     ``minutes``: no hours.
     """
     hours = "false" if minutes else f"$__interval_s % 3600 = 0 AND {_WHOLE}" if series else _WHOLE
@@ -108,7 +109,8 @@ def sides(stem: str, alive: str, *, series: bool = False, minutes: bool = False)
         AND {filters()}"""
         for table, condition in (("minutes", f"NOT ({hours})"), ("hours", f"({hours})"))
     )
-    moved = f"* REPLACE (if(minute < $__fromTime, minute + toIntervalSecond({_LENGTH}), minute) AS minute)" if series else "*"
+    # Not called ``minute``: a name that a statement gives is not read as the column of a key (query.key_ranges of the ingest).
+    moved = f"*, if(minute < $__fromTime, minute + toIntervalSecond({_LENGTH}), minute) AS moved_minute" if series else "*"
     return f"""FROM
 (
     SELECT {moved}, {_VALUE} AS value

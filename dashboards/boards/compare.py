@@ -84,7 +84,7 @@ SELECT
     {_if_enough(0.5, 2, "b")} AS "B, median", {_if_enough(0.95, 20, "b")} AS "B, p95"
 FROM
 (
-    SELECT $__timeInterval(minute) AS time, sumMapIf(gap_p99_buckets, side = 'A') AS a, sumMapIf(gap_p99_buckets, side = 'B') AS b
+    SELECT $__timeInterval(moved_minute) AS time, sumMapIf(gap_p99_buckets, side = 'A') AS a, sumMapIf(gap_p99_buckets, side = 'B') AS b
     {sides("stream", "streams", series=True)}
     GROUP BY time
 )

@@ -13,7 +13,6 @@ nothing of others. So only plain forms count, and names that might mean somethin
 from __future__ import annotations
 
 import re
-from bisect import bisect
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from legato_ingest.query.sql_text import Token, tokens
-from legato_ingest.query.sql_words import OPPOSITE, Word, close_of, new_names, parentheses, sides, spaced, terms, words_of
+from legato_ingest.query.sql_words import OPPOSITE, Word, close_of, closes_of, given_names, sides, spaced, terms, words_of
 from legato_ingest.quoting import literal
 from legato_ingest.storage.tenant_views import KEY_COLUMN, KEYED_VIEW
 
@@ -57,6 +56,14 @@ _PLAIN_NAME = re.compile(r"[A-Za-z]\w*", re.ASCII)
 _WRITTEN = frozenset(
     "cast _cast if ifnull accuratecastornull tointervalsecond todatetime fromunixtimestamp64milli fromunixtimestamp64nano plus minus "
     "greatest least and tuple equals in globalin greaterorequals lessorequals".split()
+)
+# The other spellings of IN, which may have a table as an argument.
+_IN_FUNCTIONS = frozenset(
+    f"{where}{negated}{nulls}in{ignoring}"
+    for where in ("", "global")
+    for negated in ("", "not")
+    for nulls in ("", "null")
+    for ignoring in ("", "ignoreset")
 )
 _CAST_TO = re.compile(r"'(Date|DateTime|DateTime64\(\d\))'")
 _VIRTUAL = frozenset(("_table", "_database"))
@@ -134,52 +141,52 @@ class _Statement:
         self._columns, self._known, self._subqueries = columns, known, subqueries
         self._key_names = frozenset(name for of_table in columns.values() for name in of_table)
         self._words = words = list(words_of(found))
-        self._closes, self._groups = parentheses(words)
-        self._aliases = Counter(word.name for before, word in pairwise(words) if before.text == "AS")
+        self._closes = closes_of(words)
+        # By place, the names that the statement gives to something, and those of them that it gives not to a table alone. Such a name is no
+        # column of a key, wherever it stands: what it means there would have to be decided as ClickHouse does.
+        self._names = dict(given_names(words))
+        self._times_given = Counter(self._names.values())
         self._qualifiers = {word.name for word, after in pairwise(words) if after.text == "."}
-        # A table's alias may be the right side of IN.
-        self._in_names = {word.name for before, word in pairwise(words) if before.text == "IN"}
-        self._new_names: dict[str, list[int]] = {}
-        self._everywhere = set[str]()
-        self._scalars = set[str]()
+        self._given = frozenset[str]()
+        # The names that may be tables on the right side of IN.
+        self._in_names = frozenset[str]()
+        self._scalars = frozenset[str]()
         # How often a table and a condition may still be compared.
         self._left = _COMPARED_MAX
 
     def tables(self) -> Iterator[_Table]:
         """Yield the tables with what is certain for their rows."""
-        names = self._aliases.keys()
+        names = self._times_given.keys()
         is_strange = names & _KEYWORDS or {name.lower() for name in names} & _WRITTEN or _VIRTUAL & {word.name for word in self._words}
         if len(self._words) > _WORDS_MAX or is_strange or (self._words and self._words[0].text == "EXPLAIN"):
             return
-        sources = [(at, flat, end, list(self._sources(flat))) for at, flat, end in self._froms()]
-        of_tables = {table.alias_at for _, _, _, found in sources for table in found if table is not None}
-        with_places = self._with_places()
-        for at, name in new_names(self._words):
-            if at in with_places:
-                self._everywhere.add(name)
-            elif at not in of_tables:
-                self._new_names.setdefault(name, []).append(at)
-        if not any(self._is_foreign(number) for _, flat, _, _ in sources for number in self._source_places(flat)):
-            self._scalars = {name for name in self._named_scalars() if self._is_unmistakable(name)}
-        for at, flat, end, found in sources:
-            yield from self._with_conditions(at, flat, end, found)
+        sources = [(flat, end, list(self._sources(flat))) for flat, end in self._froms()]
+        of_tables = {table.alias_at for _, _, found in sources for table in found if table is not None}
+        given = (name for at, name in self._names.items() if at not in of_tables or name in self._key_names)
+        self._given = frozenset((*given, *self._subqueries))
+        places = {number for flat, _, _ in sources for number in self._source_places(flat)}
+        self._in_names = frozenset(self._names_in(places))
+        if not any(self._is_foreign(number) for number in places):
+            self._scalars = frozenset(name for name in self._named_scalars() if self._is_unmistakable(name))
+        for flat, end, found in sources:
+            yield from self._with_conditions(flat, end, found)
 
-    def _with_places(self) -> set[int]:
-        """The places in each WITH, without its subqueries. ClickHouse gives these names to all parts of a UNION, and to subqueries."""
-        words, places = self._words, set[int]()
+    def _names_in(self, sources: Collection[int]) -> Iterator[str]:
+        """Yield the names that may be tables on the right side of IN. Those within its subqueries stand in their FROM."""
+        words = self._words
         for at, word in enumerate(words):
-            if word[:2] != ("word", "WITH") or (at + 1 < len(words) and words[at + 1].text in _NO_NAMES):
+            if word[:2] != ("word", "IN") and word.name.lower() not in _IN_FUNCTIONS:
                 continue
-            number = at + 1
-            while number < len(words) and words[number][:2] != ("word", "SELECT") and words[number].depth >= word.depth:
-                is_subquery = words[number].text == "(" and words[number + 1 : number + 2] and words[number + 1].text in ("SELECT", "WITH")
-                places.add(number)
-                number = self._closes.get(number, number) + 1 if is_subquery else number + 1
-        return places
+            number, end = at + 1, self._closes.get(at + 1, at + 1)
+            while number <= end and number < len(words):
+                is_subquery = number in self._closes and words[number + 1].text in ("SELECT", "WITH")
+                if words[number].name and number not in sources:
+                    yield words[number].name
+                number = (self._closes.get(number, number) if is_subquery else number) + 1
 
     def _is_unmistakable(self, name: str) -> bool:
         """Whether a name that WITH gives to a subquery can mean nothing else, wherever it stands."""
-        is_given_once = self._aliases[name] == 1 and name not in self._subqueries
+        is_given_once = self._times_given[name] == 1 and name not in self._subqueries
         return is_given_once and _PLAIN_NAME.fullmatch(name) is not None and name not in self._known.columns
 
     def _is_foreign(self, at: int) -> bool:
@@ -187,8 +194,8 @@ class _Statement:
         word = self._words[at]
         return bool(word.name) and word.name not in self._known.tables and word.name not in self._subqueries
 
-    def _froms(self) -> Iterator[tuple[int, list[int], int]]:
-        """Yield the place of each FROM, those of the words in it that are not in parentheses, and where it ends."""
+    def _froms(self) -> Iterator[tuple[list[int], int]]:
+        """Yield for each FROM the places of the words in it that are not in parentheses, and where it ends."""
         selects = list[int]()
         for at, word in enumerate(self._words):
             while selects and selects[-1] > word.depth:
@@ -197,20 +204,20 @@ class _Statement:
                 selects.append(word.depth)
             elif word[:2] == ("word", "FROM") and selects and selects[-1] == word.depth:
                 selects.pop()
-                yield at, *self._clause(at)
+                yield self._clause(at)
 
-    def _with_conditions(self, at: int, flat: Sequence[int], end: int, found: Sequence[_Table | None]) -> Iterator[_Table]:
+    def _with_conditions(self, flat: Sequence[int], end: int, found: Sequence[_Table | None]) -> Iterator[_Table]:
         words = self._words
         if end == len(words) or words[end][:2] != ("word", "WHERE") or _INEXACT & {words[number].text for number in flat}:
             return
-        compared = list(self._comparisons(words[end + 1 : self._clause(end + 1)[1]], at))
+        compared = list(self._comparisons(words[end + 1 : self._clause(end + 1)[1]]))
         is_joined = any(words[number].text == "JOIN" and words[number - 1].text != "ARRAY" for number in flat)
         # Rows of the others may be added to a row of the first table without being of it.
         is_left = any(words[number].text == "LEFT" and words[number + 1].text != "ARRAY" for number in flat)
-        named = Counter(table.name for table in found if table is not None)
-        names = Counter(words[number].name for number in self._source_places(flat))
+        # As sources, and as their aliases.
+        names = Counter(words[number].name for number in (*self._source_places(flat), *(n for n in flat if words[n - 1].text == "AS")))
         for table in found[:1] if is_left else found:
-            if table is None or named[table.name] > 1 or self._is_ambiguous(table, names):
+            if table is None or self._is_ambiguous(table, names):
                 continue
             self._left -= len(compared)
             if self._left < 0:
@@ -220,13 +227,12 @@ class _Statement:
             yield table
 
     def _is_ambiguous(self, table: _Table, names: Mapping[str, int]) -> bool:
-        """Whether the table may have another name as well, or the same FROM reads what it is called a second time.
+        """Whether what the table is called may be something else, as on the right side of IN, or the table may have a second name.
 
-        ``names``: how often the FROM names each source.
+        ``names``: how often the FROM has each name, as a source or as an alias of one.
         """
-        if not table.alias_at:
-            return names[table.view] > 1
-        return table.view in self._qualifiers - {table.name} or names[table.name] > 0 or table.name in self._in_names
+        has_other_name = table.alias_at > 0 and table.view in self._qualifiers - {table.name}
+        return table.name in self._in_names or names[table.name] > 1 or has_other_name
 
     def _clause(self, at: int) -> tuple[list[int], int]:
         """Return the places of the words of a clause that begins at ``at``, without those in parentheses, and where the clause ends."""
@@ -240,11 +246,6 @@ class _Statement:
             flat.append(number)
             number = self._closes.get(number, number) + 1
         return flat, number
-
-    def _is_new(self, name: str, at: int) -> bool:
-        """Whether an alias in WITH, in the same parentheses, or below them, may give a name another meaning."""
-        places, (begin, end) = self._new_names.get(name, []), self._groups[at]
-        return name in self._everywhere or bisect(places, end) > bisect(places, begin)
 
     def _named_scalars(self) -> Iterator[str]:
         """Yield the names that the WITH at the statement's beginning gives to subqueries with one row, as in WITH (SELECT …) AS name."""
@@ -269,7 +270,7 @@ class _Statement:
         Where the table is read by its key, the alias is not known, and the name is a column of the table.
         """
         named = {word.name for word in subquery if word.name in self._known.columns}
-        return bool(named) and (not any(word[:2] == ("word", "FROM") for word in subquery) or not named.isdisjoint(self._aliases))
+        return bool(named) and (not any(word[:2] == ("word", "FROM") for word in subquery) or not named.isdisjoint(self._times_given))
 
     def _source_places(self, flat: Sequence[int]) -> Iterator[int]:
         """Yield the places of what stands between FROM, commas and JOIN."""
@@ -294,12 +295,13 @@ class _Statement:
         has_alias = len(after) == 2 and after[0].text == "AS"
         return _Table(word.name, after[1].name if has_alias else word.name, word.place, at + 1 if has_alias else 0)
 
-    def _comparisons(self, where: Sequence[Word], at: int) -> Iterator[_Comparison]:
-        """Yield the comparisons in a WHERE of what may be a column of a key with a constant. ``at``: the place of the FROM."""
+    def _comparisons(self, where: Sequence[Word]) -> Iterator[_Comparison]:
+        """Yield the comparisons in a WHERE of a column of a key with a constant."""
         for term in terms(where):
             for side, sign, other in sides(term):
                 # The name of the column, or of its table.
-                is_column = len(side) in (1, 3) and side[-1].name in self._key_names and not self._is_new(side[0].name, at)
+                is_plain = len(side) in (1, 3) and side[-1].name in self._key_names
+                is_column = is_plain and self._given.isdisjoint((side[0].name, side[-1].name))
                 kind = self._kind(other) if is_column else ""
                 if kind:
                     yield _Comparison(side, sign, "".join(spaced(other)), kind)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from legato_ingest.query.sql_text import Token
 
-__all__ = ["OPPOSITE", "Word", "bare", "close_of", "new_names", "parentheses", "sides", "spaced", "terms", "words_of"]
+__all__ = ["OPPOSITE", "Word", "bare", "close_of", "closes_of", "given_names", "sides", "spaced", "terms", "words_of"]
 
 OPPOSITE = {">": "<", ">=": "<=", "<": ">", "<=": ">=", "=": "="}
 """The sign of a comparison when its sides are exchanged."""
@@ -45,34 +45,28 @@ def words_of(found: Sequence[Token]) -> Iterator[Word]:
             depth += text in ("(", "[")
 
 
-def parentheses(words: Sequence[Word]) -> tuple[dict[int, int], list[tuple[int, int]]]:
-    """Return where each parenthesis or bracket closes, and for each word where the statement of a UNION around it begins and ends."""
-    closes: dict[int, int] = {}
-    groups, around, opened = [(0, len(words))], list[int](), [(0, 0)]
+def closes_of(words: Sequence[Word]) -> dict[int, int]:
+    """Return where each parenthesis or bracket closes, by the place where it opens."""
+    closes, opened = dict[int, int](), list[int]()
     for at, word in enumerate(words):
-        if word.text in (")", "]") and len(opened) > 1:
-            begin, group = opened.pop()
-            closes[begin], groups[group] = at, (groups[group][0], at)
-        around.append(opened[-1][1])
-        if word.text in ("(", "["):
-            opened.append((at, len(groups)))
-            groups.append((at, len(words)))
-        elif word[:2] == ("word", "UNION"):
-            begin, group = opened[-1]
-            groups[group] = groups[group][0], at
-            opened[-1] = begin, len(groups)
-            groups.append((at, len(words)))
-    return closes, [groups[group] for group in around]
+        if word.text in (")", "]") and opened:
+            closes[opened.pop()] = at
+        elif word.text in ("(", "["):
+            opened.append(at)
+    return closes
 
 
-def new_names(words: Sequence[Word]) -> Iterator[tuple[int, str]]:
-    """Yield the places and names of the aliases, but of columns that keep their name, and of the arguments of lambdas."""
+def given_names(words: Sequence[Word]) -> Iterator[tuple[int, str]]:
+    """Yield the places and names of all aliases, and of the arguments of lambdas."""
     for at, word in enumerate(words):
         if word.text == "AS" and at + 1 < len(words):
-            if words[at - 1].name != words[at + 1].name or words[at - 2].text == ".":
-                yield at, words[at + 1].name
+            yield at, words[at + 1].name
         elif word.text == "->":
-            yield at, words[at - 1].name
+            first = at - 1
+            # The arguments of a lambda are a name, or names in parentheses.
+            while words[at - 1].text == ")" and first > 0 and words[first - 1].depth > words[at - 1].depth:
+                first -= 1
+            yield from ((each, words[each].name) for each in range(first, at) if words[each].name)
 
 
 def terms(words: Sequence[Word], deeper: int = _NESTED_MAX) -> Iterator[Sequence[Word]]:

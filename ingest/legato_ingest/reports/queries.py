@@ -199,7 +199,7 @@ WITH
     ),
     work AS
     (
-        SELECT tenant, engine_id, recorded_at, prefill_tokens, decode_requests, decode_tokens
+        SELECT tenant, engine_id, recorded_at AS moment, prefill_tokens, decode_requests, decode_tokens
         FROM engine_steps FINAL
         WHERE {_SERVED} AND (tenant, engine_id, recorded_at) IN (SELECT tenant, engine_id, arrayJoin(moments) FROM blamed)
     )
@@ -211,8 +211,8 @@ LEFT JOIN
 (
     SELECT tenant, engine_id, cause, responses, lone_step, sum(work.prefill_tokens) AS prefill_tokens,
         sum(if(work.decode_tokens > work.decode_requests, work.decode_tokens - work.decode_requests, 0)) AS recompute_tokens
-    FROM (SELECT tenant, engine_id, cause, responses, lone_step, arrayJoin(moments) AS recorded_at FROM blamed) AS each
-    INNER JOIN work USING (tenant, engine_id, recorded_at)
+    FROM (SELECT tenant, engine_id, cause, responses, lone_step, arrayJoin(moments) AS moment FROM blamed) AS each
+    INNER JOIN work USING (tenant, engine_id, moment)
     GROUP BY tenant, engine_id, cause, responses, lone_step
 ) AS sums USING (tenant, engine_id, cause, responses, lone_step)
 ORDER BY excess_us DESC

@@ -20,7 +20,21 @@ ENDS = (
     "'1900-01-01 00:00:00'",
 )
 LATE = ("'2270-01-01 00:00:00'", "'2280-01-01 00:00:00'", "toDateTime64('2299-12-31 23:59:59', 3)", "'1800-01-01'")
+HOUR = "start_time >= '2026-11-20 02:00:00'"
+EARLIER = "(tenant, start_time - toIntervalHour(1), trace_id, span_id, rev, at, queued_bytes, window_bytes, idle_ms)"
 NAMED = (
+    # An operator is printed without parentheses, so the name of a column is the last word of an expression.
+    "SELECT INTERVAL 5 SECOND + start_time AS start_time FROM stream_revs WHERE start_time >= '2026-11-20 00:00:13'",
+    "SELECT 3600 + minute AS minute, count() FROM stream_minutes WHERE minute >= '2026-11-20 01:00:00' GROUP BY minute ORDER BY minute",
+    "WITH 3600 + minute AS minute SELECT count() FROM stream_minutes WHERE minute >= '2026-11-20 01:00:00'",
+    "SELECT rev, 'web' LIKE service_name AS service_name FROM stream_revs WHERE service_name = '1' ORDER BY rev",
+    f"SELECT count() FROM stream_revs WHERE NOT ({EARLY}) GROUP BY INTERVAL 5 SECOND + start_time AS start_time",
+    # The right side of IN is the whole table.
+    f"SELECT count() FROM stream_sockets WHERE {HOUR} AND {EARLIER} IN stream_sockets",
+    f"SELECT count() FROM stream_sockets AS f WHERE f.{HOUR} AND {EARLIER} NOT IN f",
+    f"SELECT countIf(notNullIn({EARLIER}, f)) FROM stream_sockets AS f WHERE f.{HOUR}",
+    # A name that can be a keyword after WITH.
+    "WITH TOTALS AS (SELECT 1), 'web' AS service_name SELECT 7 AS n UNION ALL SELECT count() FROM stream_revs WHERE service_name = 'web'",
     # Names that mean something else there.
     f"WITH addHours(start_time, -9) AS start_time SELECT 1 AS c UNION ALL SELECT count() FROM stream_revs WHERE {EARLY}",
     f"WITH addHours(start_time, -9) AS start_time SELECT * FROM (SELECT count() FROM stream_revs WHERE {EARLY})",
@@ -70,6 +84,8 @@ def test_names_and_failures_change_no_result(store: Store) -> None:
     steps = f"SELECT 'shop', 'e', {at}, {at} + 1, number + 1 FROM numbers(20)"
     store.command(f"INSERT INTO engine_steps (tenant, engine_id, engine_epoch, recorded_at, step) {steps}")
     store.command(f"INSERT INTO stream_minutes (tenant, minute) SELECT 'shop', {at} + number * 60 FROM numbers(20)")
+    hours = "SELECT 'shop', toDateTime64('2026-11-20 00:00:00', 9, 'UTC') + toIntervalHour(number), toFixedString('t', 16) FROM numbers(4)"
+    store.command(f"INSERT INTO stream_sockets (tenant, start_time, trace_id) {hours}")
     guard, failed, answered = guard_of(store), 0, 0
     for sql in NAMED:
         statement = guard.check(sql, {}, "shop")
