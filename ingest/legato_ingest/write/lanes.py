@@ -16,20 +16,15 @@ from collections.abc import Collection, Iterable, Sequence
 from legato_ingest.definitions import ALL_TENANTS
 from legato_ingest.shares import Shares
 from legato_ingest.write.body import Entry
+from legato_ingest.write.room import LATE_DAYS_MAX, Room
 from legato_ingest.write.set_aside import FAULT
 from legato_ingest.write.turns import Turns
 from legato_ingest.write.waiting import Waiting
 
-__all__ = ["LATE_DAYS_MAX", "Alone", "Apart", "Lane", "Lanes", "LatePauses"]
+__all__ = ["Alone", "Apart", "Lane", "Lanes", "LatePauses"]
 
-# Days of tables that the requests of one group touch, unless a single request touches more.
-LATE_DAYS_MAX = 64
 # Late rows may take so much of the queue; from half of that on they are inserted without the long pause.
 _LATE_SHARE = 0.5
-# Rows of one insert, in bytes: they are in memory several times until they are stored. A larger batch is inserted alone.
-_INSERT_BYTES_MAX = 16 * 2**20
-# Late batches of one insert: each is divided by days, which takes half a millisecond a day.
-_LATE_BATCHES_MAX = 1_000
 # So long after a failure, the batches of its tenant are inserted apart from those of others.
 _APART_S = 60.0
 
@@ -37,20 +32,22 @@ _APART_S = 60.0
 class Lane:
     """One queue. ``held`` are the bytes of tenants that were accepted for it, with their bodies; ``row_bytes`` those of its rows.
 
-    ``queued``: the number of the last batch. Tenants take turns: many batches of one delay those of another by one group. A tenant that is
-    set apart has a queue in it that delays no other. Not thread-safe.
+    ``queued``: the number of the last batch. Tenants take turns: many batches of one delay those of another by one group, and so do large
+    ones. A tenant that is set apart has a queue in it that delays no other. Not thread-safe.
     """
 
     def __init__(self, bytes_max: int, days_max: int | None = None) -> None:
         self._days_max = days_max
         self._waiting, self._apart = Turns(), dict[str, Turns]()
+        # Batches with which the process of the store ended repeatedly.
+        self._suspects = Turns()
         self.held = Shares(bytes_max)
         self.queued = self.row_bytes = 0
         # The numbers of each tenant's batches for which a reader may wait, in their order, and the last one for which a reader waits.
         self._open, self._wanted = dict[str, OrderedDict[int, None]](), dict[str, int]()
 
     def __len__(self) -> int:
-        return len(self._waiting) + sum(map(len, self._apart.values()))
+        return len(self._waiting) + len(self._suspects) + sum(map(len, self._apart.values()))
 
     @property
     def has_trusted(self) -> bool:
@@ -85,7 +82,7 @@ class Lane:
 
     def drain(self) -> list[Waiting]:
         """Remove and return all batches."""
-        return [waiting for queue in (self._waiting, *self._apart.values()) for waiting in queue.drain()]
+        return [waiting for queue in (self._suspects, self._waiting, *self._apart.values()) for waiting in queue.drain()]
 
     def put_back(self, group: Sequence[Waiting]) -> None:
         """Queue batches of a failed insert again, before all others."""
@@ -115,36 +112,19 @@ class Lane:
             self._waiting.put_first(waiting)
 
     def take(self, chunks_max: int) -> list[Waiting]:
-        """Remove and return the next group of tenants that are not set apart: as many batches as fit, at least one if there is any.
-
-        Batches of a group with which the process of the store ended repeatedly are inserted one by one.
-        """
-        return self._taken(self._waiting, chunks_max)
+        """Remove and return the next group of tenants that are not set apart: as many batches as fit, at least one if there is any."""
+        return self._waiting.take_group(Room(chunks_max, self._days_max))
 
     def take_apart(self, chunks_max: int) -> list[list[Waiting]]:
-        """Remove and return the next group of each tenant that is set apart."""
-        return [self._taken(queue, chunks_max) for queue in self._apart.values() if queue]
+        """Remove and return the next group of each tenant that is set apart.
+
+        And each batch with which the process of the store ended repeatedly, as a group: among others it would divide their groups.
+        """
+        groups = [queue.take_group(Room(chunks_max, self._days_max)) for queue in self._apart.values() if queue]
+        return [[waiting] for waiting in self._suspects.drain()] + groups
 
     def _queue_of(self, waiting: Waiting) -> Turns:
-        return self._apart.get(waiting.tenant, self._waiting)
-
-    def _taken(self, queue: Turns, chunks_max: int) -> list[Waiting]:
-        if not queue:
-            return []
-        group = [queue.take()]
-        weight, size, days = group[0].batch.weight, group[0].row_bytes, set(group[0].batch.days)
-        is_alone = group[0].blame >= FAULT
-        while queue and not (is_alone or queue.next.blame >= FAULT):
-            batch, size = queue.next.batch, size + queue.next.row_bytes
-            is_spread = self._days_max is not None and (
-                len(days | batch.days) > max(self._days_max, len(days)) or len(group) >= _LATE_BATCHES_MAX
-            )
-            if is_spread or weight + batch.weight > chunks_max or size > _INSERT_BYTES_MAX:
-                break
-            group.append(queue.take())
-            weight += batch.weight
-            days |= batch.days
-        return group
+        return self._suspects if waiting.blame >= FAULT else self._apart.get(waiting.tenant, self._waiting)
 
 
 class Lanes:
@@ -188,7 +168,7 @@ class Lanes:
             self.of(waiting).put([waiting])
 
     def take(self, lane: Lane, chunks_max: int) -> list[Waiting]:
-        """Remove and return the next group of a lane, of tenants without failures of late. Those of the others go to ``apart``."""
+        """Remove and return the next group of a lane, of tenants without failures of late. What is inserted apart goes to ``apart``."""
         after_s = time.monotonic() - _APART_S
         for tenant in [tenant for tenant, at_s in self._failed_s.items() if at_s < after_s]:
             del self._failed_s[tenant]

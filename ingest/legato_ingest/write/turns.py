@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable
+from heapq import heappop, heapreplace
 
+from legato_ingest.write.room import Room
 from legato_ingest.write.waiting import Waiting
 
 __all__ = ["Turns"]
@@ -18,11 +20,6 @@ class Turns:
 
     def __len__(self) -> int:
         return self._count
-
-    @property
-    def next(self) -> Waiting:
-        """The batch that ``take`` returns next. There must be one."""
-        return next(iter(self._of.values()))[0]
 
     def of_tenant(self, tenant: str) -> int:
         """Return the number of a tenant's batches."""
@@ -47,6 +44,29 @@ class Turns:
             self._of[tenant] = own
         self._count -= 1
         return waiting
+
+    def take_group(self, room: Room) -> list[Waiting]:
+        """Remove and return what is inserted together: always the next batch of the tenant with the smallest share of the insert so far.
+
+        A batch without room ends the turns of its tenant alone, so a tenant with large ones does not keep the small ones of others waiting.
+        A tenant that got nothing keeps its place before those that did: in a later group it is the first, which has room in any case.
+        """
+        group, served = list[Waiting](), dict[str, None]()
+        shares = [(0.0, place, tenant) for place, tenant in enumerate(self._of)]
+        while shares:
+            share, place, tenant = shares[0]
+            own = self._of[tenant]
+            if not own or not room.has(own[0]):
+                heappop(shares)
+                continue
+            heapreplace(shares, (share + room.add(own[0]), place, tenant))
+            group.append(own.popleft())
+            served[tenant] = None
+        for tenant in served:
+            if own := self._of.pop(tenant):
+                self._of[tenant] = own
+        self._count -= len(group)
+        return group
 
     def drain_of(self, tenant: str) -> Iterable[Waiting]:
         """Remove and return the batches of a tenant."""
