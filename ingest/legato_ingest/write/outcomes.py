@@ -21,7 +21,7 @@ from legato_ingest.storage.wal import ASIDE, WriteAheadLog
 from legato_ingest.write.body import Entry
 from legato_ingest.write.group_insert import Receipt
 from legato_ingest.write.lanes import Lanes
-from legato_ingest.write.set_aside import BLAME_MAX, FAULT, carry_over, is_set_aside
+from legato_ingest.write.set_aside import BLAME_MAX, FAULT, carry_over, count_failure
 from legato_ingest.write.waiting import Waiting
 
 __all__ = ["RETRY_S", "Outcomes"]
@@ -90,7 +90,9 @@ class Outcomes:
     def _store_away(self, group: Sequence[Waiting], error: StoreUnavailable) -> None:
         """The store cannot take these batches now: answer the requests that wait, and queue again what is in the log."""
         is_restarting = isinstance(error, StoreRestarting)
-        kept = [each for each in group if each.is_logged and not (is_restarting and is_set_aside(each, error, self._log, self._metrics))]
+        kept = [each for each in group if each.is_logged]
+        if is_restarting:
+            kept = [each for each in kept if not count_failure(each, error, self._log, self._metrics)]
         with self._changed:
             self._lanes.put_back(kept)
             self._lanes.alone.tried(0.0, RETRY_S)
@@ -107,14 +109,16 @@ class Outcomes:
         counts = not isinstance(error, StoreUnavailable) or self._is_refused_alone(waiting)
         if counts:
             self._blame(waiting)
-        if waiting.is_logged and not (counts and is_set_aside(waiting, error, self._log, self._metrics)):
+        is_aside = counts and waiting.is_logged and count_failure(waiting, error, self._log, self._metrics)
+        if waiting.is_logged and not is_aside:
             with self._changed:
                 # New failures postpone no try: else those of a sender that goes on failing would postpone all.
                 if waiting.is_alone or not self._lanes.alone:
                     self._lanes.alone.tried(0.0, RETRY_S)
                 self._lanes.alone.put(waiting, self._lanes.of(waiting))
             self._leave(waiting.is_late, [], self.failed)
-            return waiting.blame < BLAME_MAX
+            log_refused_it = waiting.blame >= BLAME_MAX
+            return not log_refused_it
         self._give_up([waiting], waiting.is_late, StoreUnavailable(f"{type(error).__name__} while committing"), self.failed)
         return True
 

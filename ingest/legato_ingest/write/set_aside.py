@@ -17,7 +17,7 @@ from legato_ingest.storage.wal import WriteAheadLog
 from legato_ingest.write.body import Entry
 from legato_ingest.write.waiting import Waiting
 
-__all__ = ["BLAME_MAX", "FAULT", "carry_over", "is_set_aside", "set_aside"]
+__all__ = ["BLAME_MAX", "FAULT", "carry_over", "count_failure", "set_aside"]
 
 _log = logging.getLogger("legato")
 BLAME_MAX, FAULT = 60, 20
@@ -65,8 +65,11 @@ def carry_over(bodies: Iterable[Entry], log: WriteAheadLog) -> None:
                 entry.segment = segment
 
 
-def is_set_aside(waiting: Waiting, error: Exception, log: WriteAheadLog | None, metrics: Metrics) -> bool:
-    """Count a failure against a batch, set its request aside if it has failed too often, and return whether it was."""
+def count_failure(waiting: Waiting, error: Exception, log: WriteAheadLog | None, metrics: Metrics) -> bool:
+    """Count a failure against a batch, and set its request aside if it has failed too often. Return whether that was done now.
+
+    A log that cannot take it aside is asked again after the next failure.
+    """
     waiting.blame += _points(error)
     entry = waiting.entry
     if waiting.blame < BLAME_MAX or log is None or entry is None or entry.segment is None:

@@ -18,7 +18,7 @@ from legato_ingest.write.body import Body, Entry
 from legato_ingest.write.group_insert import Receipt
 from legato_ingest.write.lanes import Lanes
 from legato_ingest.write.outcomes import Outcomes
-from legato_ingest.write.set_aside import BLAME_MAX, FAULT, is_set_aside
+from legato_ingest.write.set_aside import BLAME_MAX, FAULT, count_failure
 from legato_ingest.write.waiting import Waiting
 
 BODY = Body(SPANS, b"", "", "", "")
@@ -188,8 +188,8 @@ def test_without_memory_nothing_is_set_aside(tmp_path: pathlib.Path, monkeypatch
     waiting.blame = BLAME_MAX - FAULT
     with monkeypatch.context() as patch:
         patch.setattr(Body, "logged", fail)
-        assert not is_set_aside(waiting, KeyError("bug"), log, Metrics())
-    assert is_set_aside(waiting, KeyError("bug"), log, Metrics())
+        assert not count_failure(waiting, KeyError("bug"), log, Metrics())
+    assert count_failure(waiting, KeyError("bug"), log, Metrics())
     log.close()
 
 
