@@ -68,8 +68,7 @@ class Committer:
         self._metrics, self._chunks_max = metrics, chunks_max
         self._insert_bytes = min(_QUEUE_BYTES, queue_bytes_max // 2)
         metrics.queue_bytes_max.set(queue_bytes_max)
-        self._groups = GroupInsert(store, metrics, objectives, look_again_s)
-        self._lanes = Lanes(queue_bytes_max)
+        self._groups, self._lanes = GroupInsert(store, metrics, objectives, look_again_s), Lanes(queue_bytes_max)
         self._now, self._late = self._lanes.now, self._lanes.late
         self._changed, self._closing, self._log = threading.Condition(), False, log
         self._outcomes = Outcomes(self._changed, self._lanes, log, metrics)
@@ -131,6 +130,10 @@ class Committer:
             if all_stored := self._outcomes.count_down([entry]):
                 self._all_stored += all_stored
                 self._changed.notify_all()
+
+    def set_aside_later(self, again: Callable[[], None]) -> None:
+        """Call this once the log has grown: it sets a body aside for which the disk or the memory had no room at the start."""
+        self._outcomes.set_aside_later(again)
 
     def settle(self) -> None:
         """Wait until the rows of all requests that were acknowledged before are stored, or until that fails. Without a log they are."""

@@ -11,8 +11,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from legato_ingest.errors import MEMORY_LIMIT_EXCEEDED, StoreRestarting, StoreUnavailable
@@ -46,6 +46,8 @@ class Outcomes:
         self.broken: StoreUnavailable | None = None
         # The number of inserts that ended well, and when the last one did (monotonic, s).
         self._inserts, self._stored_s = 0, float("-inf")
+        # Each sets a body aside that cannot be converted and could not be set aside before.
+        self._left = deque[Callable[[], None]]()
 
     def hold(self, group: Iterable[Waiting], sign: int = 1) -> None:
         """Count the bytes of batches that were accepted, or with -1 of those that have left."""
@@ -157,11 +159,14 @@ class Outcomes:
         """Append to the other segment of the log from now on, if it is empty.
 
         If bodies that wait, or that go on failing, are all that keeps it from being emptied, and this one is as large as the queue may be,
-        they are appended to this one: else it would grow for as long as one of them waits.
+        they are appended to this one: else it would grow for as long as one of them waits. What could not be set aside at the start keeps
+        it, too, and is set aside now.
         """
         if self._log is None:
             return
         self._log.rotate()
+        if self._left and self._log.kept(self._lanes.bytes_max)[1]:
+            self._set_left_aside()
         segment, payloads = self._log.kept(self._lanes.bytes_max)
         with self._changed:
             bodies = self._lanes.bodies_in(segment) if payloads else []
@@ -172,6 +177,18 @@ class Outcomes:
         except (StoreUnavailable, MemoryError) as error:
             _log.warning("requests that wait cannot be appended to the log once more: %s", error or "no memory")
         self._log.rotate()
+
+    def set_aside_later(self, again: Callable[[], None]) -> None:
+        """Call this once the log has grown (``rotate_log``). It sets a body aside, and raises ``StoreUnavailable`` or ``MemoryError``."""
+        self._left.append(again)
+
+    def _set_left_aside(self) -> None:
+        try:
+            while self._left:
+                self._left[0]()
+                self._left.popleft()
+        except (StoreUnavailable, MemoryError) as error:
+            _log.warning("requests that cannot be converted still cannot be set aside: %s", error or "no memory")
 
     def leave_log(self, all_stored: Iterable[Entry]) -> None:
         """Bodies of which all batches are stored leave the log."""

@@ -103,12 +103,28 @@ class _Queued:
             _log.error("a request in the write-ahead log of the store cannot be converted and is set aside: %s", _described(error))
             self._metrics.errors.labels("set_aside", type(error).__name__).inc()
             release(error)
-            _set_aside(self._log, segment, payload, entry)
+            self._set_aside(segment, payload, entry)
         else:
             self.requests += 1
-        if entry is not None:
             self._committer.finish(entry)
         return entry
+
+    def _set_aside(self, segment: int, payload: bytes, entry: Entry | None) -> None:
+        """Set a payload aside that cannot be converted. If there is no room or memory for it, it stays in its segment until there is."""
+
+        def try_now() -> None:
+            if entry is None:
+                self._log.set_aside(segment, payload)
+            else:
+                set_aside(entry, self._log)
+                # Not before: else its last batch would remove it from the segment.
+                self._committer.finish(entry)
+
+        try:
+            try_now()
+        except (StoreUnavailable, MemoryError) as error:
+            _log.error("the request cannot be set aside now: %s", error or "no memory")
+            self._committer.set_aside_later(try_now)
 
     def count_damaged(self) -> None:
         """Count what the log has found damaged since the last call."""
@@ -141,20 +157,6 @@ def _queue(entry: Entry, committer: Committer, receiver: Receiver, stuck: set[bo
 
 def _described(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:_REASON_MAX]
-
-
-def _set_aside(log: WriteAheadLog, segment: int, payload: bytes, entry: Entry | None) -> None:
-    """Set a payload aside that cannot be converted. If there is no room or memory for it, it stays in its segment."""
-    try:
-        if entry is None:
-            log.set_aside(segment, payload)
-        else:
-            set_aside(entry, log)
-    except (StoreUnavailable, MemoryError) as error:
-        _log.error("the request cannot be set aside: %s", error or "no memory")
-        if entry is not None:
-            # So that its batches do not remove it from the segment.
-            entry.is_set_aside = True
 
 
 def _has_room(committer: Committer, batch: Batch, entry: Entry, stopping: threading.Event) -> bool:

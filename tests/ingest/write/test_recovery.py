@@ -8,15 +8,15 @@ from collections.abc import Iterator
 import pytest
 
 from helpers.dashboards.tables import streams
-from helpers.servers.committing import logging_to, pending, spread_spans
+from helpers.servers.committing import PATIENCE_S, logging_to, pending, span_rows, spread_spans
 from helpers.servers.otlp import PROTOBUF
 from legato_ingest.errors import ConversionEnded, StoreUnavailable
 from legato_ingest.otlp.batch import Batch
 from legato_ingest.otlp.signals import SPANS
 from legato_ingest.storage import Store
-from legato_ingest.storage.wal import ASIDE, WriteAheadLog
+from legato_ingest.storage.wal import ASIDE, Payload, WriteAheadLog
 from legato_ingest.write import recovery
-from legato_ingest.write.body import Body
+from legato_ingest.write.body import Body, Entry
 from legato_ingest.write.body_converter import BodyConverter, OnFault
 
 
@@ -88,3 +88,38 @@ def test_without_memory_to_set_a_request_aside_the_process_starts(store: Store, 
     with logging_to(log, store, recovers=True):
         pass
     assert store.select("SELECT count() FROM stream_revs") == [(10,)] and not pending(log)
+
+
+@pytest.mark.parametrize("is_readable", [False, True])
+@pytest.mark.parametrize("error", [MemoryError(), StoreUnavailable("the disk is full")], ids=repr)
+def test_what_could_not_be_set_aside_is_set_aside_later(
+    store: Store, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, error: Exception, is_readable: bool
+) -> None:
+    """It kept its segment of the log until the next start, and the other segment grew with all that was sent."""
+    written = WriteAheadLog(tmp_path)
+    written.append([Body(SPANS, spread_spans(5, 1).SerializeToString(), PROTOBUF, "", "").logged() if is_readable else b"not a request\n1"])
+    written.close()
+    set_aside, is_full = WriteAheadLog.set_aside, [True]
+
+    def refusing(self: WriteAheadLog, segment: int, payload: Payload) -> None:
+        if is_full[0]:
+            raise error
+        set_aside(self, segment, payload)
+
+    monkeypatch.setattr(WriteAheadLog, "set_aside", refusing)
+    failing(monkeypatch, KeyError("of another version"), int(is_readable))
+    with logging_to(tmp_path, store, recovers=True) as committer:
+        monkeypatch.setattr(type(committer._lanes), "bytes_max", 0)
+        for number in range(6):
+            is_full[0] = number < 3
+            sent = spread_spans(1, 10 + number)
+            entry = Entry(Body(SPANS, sent.SerializeToString(), PROTOBUF, "", ""))
+            committer.submit(span_rows(sent), entry).result(PATIENCE_S)
+            committer.finish(entry)
+            committer.settle()
+            assert (ASIDE in dict(pending(tmp_path))) == (number >= 3)
+        assert committer._metrics.registry.get_sample_value("legato_queue_bytes") == 0
+    assert [segment for segment, _ in pending(tmp_path)] == [ASIDE]
+    with logging_to(tmp_path, store, recovers=True):
+        pass
+    assert len(streams(store)) == 6 + 5 * is_readable
