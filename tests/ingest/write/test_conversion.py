@@ -345,7 +345,7 @@ def test_under_a_load_conversions_are_apart() -> None:
 
 def test_bodies_that_arrive_during_a_conversion_gather(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their conversion begins a pause after the one before it, so that more bodies are converted together."""
-    monkeypatch.setattr("legato_ingest.write.conversion._APART_S", 0.5)
+    monkeypatch.setattr("legato_ingest.write.conversion._APART_S", 1.0)
     made, began = Converters(), list[float]()
 
     def several(bodies: Sequence[Body], bytes_max: int) -> list[Batch | None]:
@@ -362,7 +362,8 @@ def test_bodies_that_arrive_during_a_conversion_gather(monkeypatch: pytest.Monke
         await asyncio.gather(*tasks)
 
     asyncio.run(main())
-    assert len(began) == 2 and began[1] - began[0] >= 0.49
+    # On a busy machine the first one begins later than it was due.
+    assert len(began) == 2 and began[1] - began[0] >= 0.5
 
 
 @pytest.mark.parametrize("is_late", [False, True], ids=["waits already", "arrives meanwhile"])
