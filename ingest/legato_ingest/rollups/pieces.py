@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from legato_ingest.errors import MEMORY_LIMIT_EXCEEDED, StoreUnavailable
-from legato_ingest.quoting import literal
+from legato_ingest.storage.sql import quoted, quoted_all
 
 __all__ = ["Piece", "by_tenant", "fits"]
 
@@ -42,10 +42,10 @@ class Piece:
     def rows(self, start: str) -> str:
         """Return the SQL condition that a row with the column ``tenant``, in the period with this start (SQL, Unix s), is in the piece."""
         # The tenant comes first in all primary keys, so rows of other tenants are not read.
-        of_tenants = "1" if self.tenants is None else f"tenant IN ({', '.join(map(literal, self.tenants))})"
+        of_tenants = "1" if self.tenants is None else f"tenant IN ({quoted_all(self.tenants)})"
         if not self.apart:
             return of_tenants
-        cells = ", ".join(f"({literal(tenant)}, {start_s})" for tenant, start_s in self.apart)
+        cells = ", ".join(f"({quoted(tenant)}, {start_s})" for tenant, start_s in self.apart)
         return f"{of_tenants} AND (tenant, {start}) NOT IN ({cells})"
 
     def keys(self, hashed: str) -> str:

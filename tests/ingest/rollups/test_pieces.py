@@ -26,6 +26,7 @@ from legato_ingest.otlp.batch import Limits
 from legato_ingest.rollups import pieces, worker
 from legato_ingest.rollups.divided import NO_PROGRESS, Divided
 from legato_ingest.rollups.pieces import Piece, by_tenant
+from legato_ingest.rollups.queries import KEYS, MINUTES, SETTINGS, STORED, VERSION
 from legato_ingest.storage import Store
 
 REFUSED = StoreUnavailable("Code: 241. DB::Exception: memory limit exceeded", 241)
@@ -122,6 +123,12 @@ class Narrow(Double):
     def __init__(self, store: Store) -> None:
         super().__init__(store)
         self._written = itertools.cycle((False, True))
+def test_names_of_tenants_are_no_part_of_a_statement() -> None:
+    """What follows in a statement's template is replaced later, and a name may look like it."""
+    for name in (KEYS, MINUTES, SETTINGS, STORED, VERSION, "it's"):
+        assert name not in Piece(np.array([0]), tenants=(name,), apart=((name, 0),)).rows("minute")
+
+
 
     def command(self, sql: str) -> None:
         """Run a statement without a limit; refuse others."""
