@@ -3,7 +3,7 @@
 One tenant with long texts must not keep the others waiting. What the store refused waits here, and is left out of the statements for all
 others until it is computed. Tenants have their turns. Of a tenant the pieces that may fit come first, or the oldest periods, and a period
 that must be divided by its keys goes on where the last run ended. If its rows changed meanwhile, it is computed once more from its
-beginning. The module has no SQL and reads no clock.
+beginning. While the store has no memory for the smallest piece either, nothing is divided. The module has no SQL and reads no clock.
 """
 
 from __future__ import annotations
@@ -11,22 +11,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
+from legato_ingest.errors import StoreUnavailable
 from legato_ingest.rollups.backlog import Progress
-from legato_ingest.rollups.pieces import Piece, fits
+from legato_ingest.rollups.pieces import Piece, fits, try_smallest
 
 __all__ = ["NO_PROGRESS", "Divided"]
 
 NO_PROGRESS: Progress = (2**63, 2**63)
 """The progress before work that limits none: after a start it is found without it."""
 _log = logging.getLogger("legato")
-# After so many refusals in a row the same piece is halved until it is computed, or is the smallest and fails: the store may have no memory
-# at all, and with each refusal a tenant has more statements.
-_REFUSED_MAX = 8
 
 
 @dataclass(slots=True, eq=False)
@@ -52,9 +51,6 @@ class Divided:
         self._in_order = in_order
         # By tenant, in their turns.
         self._works: dict[str, list[_Work]] = {}
-        # The number of refusals since a piece was computed, and the tenant and the piece that the last step left smaller.
-        self._refused = 0
-        self._halved: tuple[str, _Work] | None = None
 
     def __bool__(self) -> bool:
         """Whether a piece waits."""
@@ -100,14 +96,23 @@ class Divided:
         return replace(left, apart=tuple((tenant, start) for tenant in sorted(self._works) for start in sorted(starts)))
 
     def step(self, run: Callable[[str, Piece], None]) -> tuple[str, NDArray[np.int64]] | None:
-        """Call ``run`` for the next table and piece. Return the table and the periods (Unix s) that are complete now, if any are."""
-        tenant, works, work = self._turn()
-        piece, self._halved = work.next, None
-        if not fits(piece, lambda piece: run(work.table, piece)):
-            self._halved = tenant, self._halve(works, work)
-            self._refused += 1
+        """Call ``run`` for the next table and piece. Return the table and the periods (Unix s) that are complete now, if any are.
+
+        Raises ``StoreUnavailable``, without dividing anything, if the store has no memory for any of the smallest pieces that it tries.
+        """
+        tenant, works = self._turn()
+        work = self._first(works)
+        piece = work.next
+        try:
+            is_computed = self._is_computed(piece, partial(run, work.table))
+        except StoreUnavailable:
+            # If only this piece cannot be computed, the tenant's other work has the next turn.
+            works.remove(work)
+            works.append(work)
+            raise
+        if not is_computed:
+            self._halve(works, work)
             return None
-        self._refused = 0
         work.next = replace(piece, number=piece.number + 1)
         if work.next.number < piece.shares:
             return None
@@ -118,16 +123,21 @@ class Divided:
         """Return the progress that excludes nothing that waits; ``found`` if nothing does."""
         return min([found, *(work.before for works in self._works.values() for work in works)])
 
-    def _turn(self) -> tuple[str, list[_Work], _Work]:
-        """Return the tenant that is next, all of its work, and that which is next."""
-        if self._refused >= _REFUSED_MAX and self._halved is not None:
-            tenant, work = self._halved
-            works = self._works[tenant]
-            return tenant, works, self._first(works) if self._in_order else work
+    def _is_computed(self, piece: Piece, run: Callable[[Piece], None]) -> bool:
+        """Return False if a piece is refused and must be divided; raise as ``step`` does."""
+        if fits(piece, run):
+            return True
+        # In order, nothing is computed before the first period.
+        firsts = range(1 if self._in_order else len(piece.starts_s))
+        try_smallest([replace(piece, starts_s=piece.starts_s[first:]) for first in firsts], run)
+        return False
+
+    def _turn(self) -> tuple[str, list[_Work]]:
+        """Return the tenant that is next, and its work."""
         tenant, works = next(iter(self._works.items()))
         # The tenant's next turn is behind those of the others.
         self._works[tenant] = self._works.pop(tenant)
-        return tenant, works, self._first(works)
+        return tenant, works
 
     def _first(self, works: list[_Work]) -> _Work:
         """Return the work that is next; with ``in_order`` without its periods after the first one of another work."""
@@ -141,15 +151,11 @@ class Divided:
             work.next = replace(work.next, starts_s=starts_s[older])
         return work
 
-    def _halve(self, works: list[_Work], work: _Work) -> _Work:
-        """Divide the periods, of which the newer ones come first unless ``in_order``, or the keys: all shares have one size.
-
-        Returns the half that is first.
-        """
+    def _halve(self, works: list[_Work], work: _Work) -> None:
+        """Divide the periods, of which the newer ones come first unless ``in_order``, or the keys: all shares have one size."""
         first, second = (replace(work, next=half) for half in work.next.halves())
         works.remove(work)
         works += [first] if len(work.next.starts_s) == 1 else [second, first]
-        return first
 
     def _complete(self, tenant: str, works: list[_Work], work: _Work) -> None:
         shares, starts_s = work.next.shares, work.next.starts_s

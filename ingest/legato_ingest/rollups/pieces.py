@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from legato_ingest.errors import MEMORY_LIMIT_EXCEEDED, StoreUnavailable
 from legato_ingest.storage.sql import quoted, quoted_all
 
-__all__ = ["Piece", "by_tenant", "fits"]
+__all__ = ["Piece", "by_tenant", "fits", "try_smallest"]
 
 _MEMORY_MAX_BYTES = 256 * 2**20
 _SHARES_MAX = 64
-# If every tenant is refused, so many of them show whether the store has memory at all.
+# If every tenant or period is refused, so many of them show whether the store has memory at all.
 _TRIED_MAX = 8
 _HASHES = 2**64
 
@@ -59,6 +59,11 @@ class Piece:
     def is_smallest(self) -> bool:
         """Whether the piece is not divided, so that its statement has no limit."""
         return len(self.starts_s) == 1 and self.shares >= _SHARES_MAX
+
+    @property
+    def smallest(self) -> Piece:
+        """The first of the smallest pieces of this one."""
+        return replace(self, starts_s=self.starts_s[:1], number=self.number * _SHARES_MAX // self.shares, shares=_SHARES_MAX)
 
     @property
     def settings(self) -> str:
@@ -103,21 +108,21 @@ def by_tenant(whole: Piece, run: Callable[[Piece], None], tenants: Callable[[Pie
         else:
             parts = names[: len(names) // 2], names[len(names) // 2 :]
             left.extend(replace(piece, tenants=part) for part in parts if part)
-    # A single one may need more than the store ever has. It waits beside the others, which may be in other pieces.
+    # A single one may need more than the store ever has. It waits beside the others, which may be in other pieces (``divided``).
     if len(refused) > 1 and not has_memory:
-        _try_smallest(refused, run)
+        try_smallest(refused, run)
     return refused
 
 
-def _try_smallest(refused: Sequence[Piece], run: Callable[[Piece], None]) -> None:
+def try_smallest(refused: Sequence[Piece], run: Callable[[Piece], None]) -> None:
     """Call ``run`` for the smallest piece of some of these until one is computed: each takes much memory then, and the store has some.
 
-    Raises ``StoreUnavailable`` if none is. The piece is of the first period, before which nothing of its tenant waits.
+    Raises ``StoreUnavailable`` if none is. Of each the piece is of the first period, before which nothing of its tenant waits.
     """
     tried = refused[:: -(-len(refused) // _TRIED_MAX)]
     for number, piece in enumerate(tried, 1):
         try:
-            return run(replace(piece, starts_s=piece.starts_s[:1], number=0, shares=_SHARES_MAX))
+            return run(piece.smallest)
         except StoreUnavailable as error:
             if error.code != MEMORY_LIMIT_EXCEEDED or number == len(tried):
                 raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import defaultdict
 from dataclasses import replace
@@ -102,7 +103,9 @@ def test_tenants_have_their_turns_and_small_pieces_come_first() -> None:
 
     def run(table: str, piece: Piece) -> None:
         store.run(piece)
-        order.extend((name, int(start)) for name in piece.tenants or () for start in piece.starts_s)
+        # After a refusal the smallest piece shows that the store has memory.
+        if not piece.is_smallest:
+            order.extend((name, int(start)) for name in piece.tenants or () for start in piece.starts_s)
 
     store.rows = dict.fromkeys(weights, 1)
     divided.add("t", Piece(np.array(MINUTES, np.int64), tenants=("a",)), NO_PROGRESS)
@@ -129,7 +132,8 @@ def test_minutes_of_one_tenant_wait_beside_its_shares_of_keys() -> None:
 
     def run(table: str, piece: Piece) -> None:
         store.run(piece)
-        computed.append(piece.starts_s.tolist())
+        if not piece.is_smallest:
+            computed.append(piece.starts_s.tolist())
 
     while divided:
         divided.step(run)
@@ -137,8 +141,9 @@ def test_minutes_of_one_tenant_wait_beside_its_shares_of_keys() -> None:
 
 
 @pytest.mark.parametrize("in_order", [False, True])
-def test_few_tenants_are_divided_while_the_store_has_no_memory(in_order: bool) -> None:
-    """In each run that fails, one more at most after the first few. All is computed with memory, and a tenant may never fit."""
+@pytest.mark.parametrize("count", [1, 100])
+def test_nothing_is_divided_while_the_store_has_no_memory(in_order: bool, count: int) -> None:
+    """A store with one tenant had its rollups in 64 pieces afterwards. All is computed with memory, and a tenant may never fit."""
     divided, has_memory, done = Divided(in_order=in_order), False, list[str]()
 
     def run(table: str, piece: Piece) -> None:
@@ -152,16 +157,38 @@ def test_few_tenants_are_divided_while_the_store_has_no_memory(in_order: bool) -
             while divided:
                 divided.step(run)
 
-    for number in range(100):
+    for number in range(count):
         divided.add("t", Piece(np.array([0, 60], np.int64), tenants=(f"tenant {number}",)), NO_PROGRESS)
-    for _ in range(5):
+    for _ in range(2 * count):
         fail()
-    works = divided._works.values()
-    assert sum(len(each) == 1 and each[0].next.shares == 1 for each in works) > 80
     has_memory = True
+    if count == 1:
+        divided.step(run)
+        assert done == ["tenant 0"] and not divided
+        return
     for _ in range(100):
         fail()
-    assert set(divided._works) == {"tenant 9"} and len(set(done)) == 99
+    assert set(divided._works) == {"tenant 9"} and sorted(done) == sorted({f"tenant {number}" for number in range(count)} - {"tenant 9"})
+
+
+@pytest.mark.parametrize("has_key", [False, True])
+def test_a_minute_that_never_fits_keeps_no_other_of_its_tenant(has_key: bool) -> None:
+    """Neither where it is the first, nor where one of its shares is what does not fit."""
+    store, divided, never = Rolled({("a", 60): 300}), Divided(), 60
+    store.rows = {("a", minute): 1 for minute in MINUTES}
+
+    def run(table: str, piece: Piece) -> None:
+        if never in piece.starts_s and (piece.number or not has_key):
+            raise REFUSED
+        store.run(piece)
+
+    for minutes in ([60, 120, 180], [0], [240], [300]):
+        divided.add("t", Piece(np.array(minutes, np.int64), tenants=("a",)), NO_PROGRESS)
+    for _ in range(40):
+        if store.lacks() != {("a", never)}:
+            with contextlib.suppress(StoreUnavailable):
+                divided.step(run)
+    assert store.lacks() == {("a", never)}
 
 
 def test_what_cannot_be_computed_stops_no_other_rollup(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,15 +238,16 @@ def test_one_tenants_long_texts_keep_no_other_waiting(store: Store, monkeypatch:
             put(store, ExportTraceServiceRequest.FromString(spans([span(NATIVE, start_ns, start_ns + SECOND_NS)])), name)
     rolling = rollup_worker(store)
     rolling.step()
-    assert streams(store) == {(name, minute): 1 for name in ("before", "later") for minute in (0, 1)}
+    found, divided = streams(store), rolling._pending.divided
+    assert found.pop(("heavy", 0), 0) < 700 and found == {(name, minute): 1 for name in ("before", "later") for minute in (0, 1)}
     assert store.select("SELECT toUnixTimestamp64Milli(max(until)) FROM rollup_runs") == [(0,)]
     for _ in range(50):
         rolling.step()
-        if streams(store).get(("heavy", 0)):
+        if any(work.next.number for works in divided._works.values() for work in works):
             break
     put(store, long_streams(2, 700, THEN_NS), "heavy")
     # The run goes on where the last one ended, computes the changed minute once more, and the next one its hour.
     monkeypatch.setattr(worker, "_OLD_S_MAX", 60.0)
     for _ in range(2):
         rolling.step()
-    assert not rolling._pending.divided and streams(store)["heavy", 0] == 702 and differences(store) == []
+    assert not divided and streams(store)["heavy", 0] == 702 and differences(store) == []
