@@ -39,6 +39,8 @@ _AGE_MS_MAX = 24 * 3_600_000
 _RECORD_MS = 60_000
 # Time of receipt that one query covers, so that a backlog of a day is not read again for each of its pages.
 _STRETCH_MS = 300_000
+# Else a stretch without stalls would never be recorded, and each run would read all of them again.
+assert _STRETCH_MS > _RECORD_MS
 # The progress may be later than now by this much, because clocks are set.
 _AHEAD_MS_MAX = 60_000
 _PAUSE_S, _PAUSE_S_MAX = 5.0, 300.0
