@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from legato_ingest.attribution.load.due import Due
 from legato_ingest.attribution.load.streams import Most, Size
@@ -20,7 +20,7 @@ from legato_ingest.storage.judged import Key, Progress
 from legato_ingest.storage.sql import quoted, quoted_all
 from legato_ingest.storage.tenant_parts import in_part, in_parts
 
-__all__ = ["TURN", "Aside", "Turns", "only"]
+__all__ = ["TURN", "Aside", "Turns"]
 
 TURN = Most(streams=2_000, bytes=2**26)
 """A tenant that has more to judge in one run is put aside, and a turn is a slice of this: some seconds."""
@@ -95,7 +95,7 @@ class Turns:
         names = [name for name, _ in large[-max(0, _ASIDE_MAX - len(self)) :]] if len(self) < _ASIDE_MAX else []
         for name in names:
             own = _only_of(name)
-            self._aside[name] = Aside(own, since_ms, until_ms, seen_ms, [only(each, own) for each in due])
+            self._aside[name] = Aside(own, since_ms, until_ms, seen_ms, [each.only(own) for each in due])
         return names
 
     def put_part_aside(self, number: int, since_ms: int, seen_ms: int) -> None:
@@ -161,8 +161,3 @@ def _only_of(key: Key) -> str:
 
 def _is_large(size: Size) -> bool:
     return size.streams > TURN.streams or size.bytes > TURN.bytes or size.slices > _SLICES_MAX
-
-
-def only(due: Due, tenants: str) -> Due:
-    """Return those of the streams that satisfy a condition on `tenant`."""
-    return due if tenants == "1" else replace(due, keys=f"({due.keys}) AND {tenants}")

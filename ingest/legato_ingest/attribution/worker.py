@@ -21,7 +21,7 @@ from legato_ingest.attribution.load.streams import Size, sizes_of, slices_of
 from legato_ingest.attribution.model.judge import Thresholds
 from legato_ingest.attribution.model.vantage import Stream
 from legato_ingest.attribution.run import RunResult, attribute, attribute_streams, withdraw
-from legato_ingest.attribution.turns import TURN, Aside, Turns, only
+from legato_ingest.attribution.turns import TURN, Aside, Turns
 from legato_ingest.columns import NS_MAX
 from legato_ingest.errors import release
 from legato_ingest.metrics import Metrics
@@ -182,7 +182,7 @@ class AttributionWorker(PeriodicWorker[RunResult]):
 
     def _attribute(self, due: Due, short: Short | None = None) -> RunResult:
         result = RunResult()
-        for part in by_halves(lambda tenants: self._attribute_part(only(due, tenants)), "1", self._failed, short):
+        for part in by_halves(lambda tenants: self._attribute_part(due.only(tenants)), "1", self._failed, short):
             result.add(part)
         return result
 
@@ -253,11 +253,11 @@ class AttributionWorker(PeriodicWorker[RunResult]):
                 sizes[name] = size.plus(sizes.get(name, Size()))
         for name in self._turns.put_aside(sizes, due, since, until, seen):
             _log.info("tenant %r has %d streams with stalls to judge: those of others come first", name, sizes[name].streams)
-        return [only(each, self._turns.others) for each in due] if self._turns else due
+        return [each.only(self._turns.others) for each in due] if self._turns else due
 
     def _sizes(self, due: Due) -> dict[str, Size]:
         gap_us, found = self._thresholds.gap_ns // 1000, dict[str, Size]()
-        for part in by_halves(lambda tenants: sizes_of(self._store, only(due, tenants), gap_us), "1", self._failed):
+        for part in by_halves(lambda tenants: sizes_of(self._store, due.only(tenants), gap_us), "1", self._failed):
             found |= part
         return found
 
@@ -326,10 +326,10 @@ class AttributionWorker(PeriodicWorker[RunResult]):
     def _slices(self, due: Due, result: RunResult, short: Short) -> list[Due]:
         """Divide the streams of a tenant. Those without a gap to judge are in no slice, so what they replace is withdrawn before."""
         gap_us, slices = self._thresholds.gap_ns // 1000, list[Due]()
-        for part in by_halves(lambda tenants: slices_of(self._store, only(due, tenants), gap_us, TURN), "1", self._failed, short):
+        for part in by_halves(lambda tenants: slices_of(self._store, due.only(tenants), gap_us, TURN), "1", self._failed, short):
             slices += part
         with self._watermark.stamp() as judged_ms:
             at_ns = judged_ms * 1_000_000
-            for withdrawn in by_halves(lambda tenants: withdraw(self._store, only(due, tenants), at_ns), "1", self._failed, short):
+            for withdrawn in by_halves(lambda tenants: withdraw(self._store, due.only(tenants), at_ns), "1", self._failed, short):
                 result.verdicts += withdrawn
         return slices

@@ -87,7 +87,7 @@ def refuse(store: Store, monkeypatch: pytest.MonkeyPatch, name: str, error: Exce
     real, refusals = getattr(worker, name), list[int]()
 
     def refusing(*args: Any) -> Any:
-        keys = " AND ".join(f"({each if isinstance(each, str) else getattr(each, 'keys', '1')})" for each in args[1:])
+        keys = " AND ".join(f"({each if isinstance(each, str) else getattr(each, 'inside', '1')})" for each in args[1:])
         ((has_hostile,),) = store.select(f"SELECT count() FROM stream_revs WHERE tenant = 'hostile' AND {keys}")
         if int(has_hostile) and is_refusing[0]:
             refusals.append(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import cast
 
 import pytest
@@ -133,6 +134,21 @@ def test_a_tenant_that_is_aside_keeps_what_it_has_left() -> None:
     assert aside.put_aside(much, [Due(5, 6)], 3, 4, 4) == []
     turn = aside.next()
     assert turn is not None and (turn[1].due[0].low_ns, aside.progress(4)) == (0, Progress(4, {"greedy": 1}))
+
+
+def test_many_tenants_that_are_aside_share_the_text_of_what_is_due() -> None:
+    """It has up to 16,000 span ids of a stretch of time. A copy for each tenant took a gigabyte for a backlog of 16 stretches."""
+    due = Due(0, 1, keys=f"span_id IN ({', '.join(map(str, range(100_000)))})")
+    aside, names = turns.Turns(), [f"tenant-{number}" for number in range(turns._ASIDE_MAX)]
+    tracemalloc.start()
+    try:
+        assert len(aside.put_aside(dict.fromkeys(names, Size(turns.TURN.streams + 1, 1, 1)), [due], 1, 2, 2)) == len(names)
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 2 * len(due.keys)
+    turn = aside.next()
+    assert turn is not None and turn[1].due[0].inside == f"{due.started()} AND {due.keys} AND {turn[1].tenants}"
 
 
 @pytest.mark.parametrize("refused", ["due_by_receipt", "due_by_evidence", "sizes_of", "open_stalls", "attribute"])

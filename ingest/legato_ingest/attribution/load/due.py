@@ -86,15 +86,17 @@ GROUP BY tenant, engine_id, at_ns"""
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """Streams that are due: they started between two times (ns, both included), and their rows satisfy two conditions in SQL.
+    """Streams that are due: they started between two times (ns, both included), and their rows satisfy conditions in SQL.
 
-    ``keys`` is about columns of the primary key alone, so it may select rows before FINAL.
+    ``keys`` and ``part`` are about columns of the primary key alone, so they may select rows before FINAL. ``part`` is short: ``keys`` may
+    be some hundred KB, which all parts of the streams share.
     """
 
     low_ns: int
     high_ns: int
     which: str = "1"
     keys: str = "1"
+    part: str = "1"
 
     def started(self, around_ns: int = 0) -> str:
         """Return the condition on the start, for streams that started up to ``around_ns`` earlier or later."""
@@ -103,7 +105,13 @@ class Due:
     @property
     def inside(self) -> str:
         """The conditions on the primary key."""
-        return f"{self.started()} AND {self.keys}"
+        return f"{self.started()} AND {self.keys} AND {self.part}"
+
+    def only(self, condition: str) -> Due:
+        """Return those of the streams that satisfy a short condition on the primary key, such as one on `tenant`."""
+        if condition == "1":
+            return self
+        return replace(self, part=condition if self.part == "1" else f"{self.part} AND {condition}")
 
 
 def joined(due: Iterable[Due]) -> list[Due]:

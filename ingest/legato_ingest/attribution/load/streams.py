@@ -159,7 +159,7 @@ def _parts_of(store: Store, due: Due, gap_us_min: int, most: Most) -> list[Due]:
             groups.append([tenant])
             streams, size = more_streams, more
     which += [f"tenant IN ({quoted_all(group)})" for group in groups]
-    return [replace(due, keys=f"({due.keys}) AND {each}") for each in which]
+    return [due.only(each) for each in which]
 
 
 def streams_in(store: Store, due: Due, gap_us_min: int, most: Most) -> Iterator[list[Stream]]:
