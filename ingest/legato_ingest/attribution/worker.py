@@ -267,15 +267,12 @@ class AttributionWorker(PeriodicWorker[RunResult]):
         while not self.stopping and (turn := self._turns.next()) is not None:
             key, own = turn
             if own.slices or own.due or own.until_ms < self._since_ms:
-                is_slice = bool(own.slices)
                 try:
-                    self._take_step(own, result)
+                    self._take_step(key, own, result)
                 except Exception as error:
                     # If all fail, such a run takes as long as one: the store may be away, and then the run cannot be recorded either.
                     self._put_off(key, error)
                     break
-                if is_slice:
-                    self._turns.succeeded(key)
             # At once: before its next turn the others may go on, and it would have to be looked at again, each time.
             if not own.slices and not own.due and own.until_ms >= self._since_ms:
                 self._turns.end(key)
@@ -291,7 +288,7 @@ class AttributionWorker(PeriodicWorker[RunResult]):
         # Its frames hold the streams that were loaded.
         release(error)
 
-    def _take_step(self, own: Aside, result: RunResult) -> None:
+    def _take_step(self, key: Key, own: Aside, result: RunResult) -> None:
         """Judge a slice of what is aside, or divide what is due, or look for it.
 
         If the store has no memory for it, the step is repeated in a later run, and after some tries it is left out.
@@ -301,7 +298,9 @@ class AttributionWorker(PeriodicWorker[RunResult]):
             result.add(self._attribute(own.slices[0], short))
             if self._is_done(own, short):
                 del own.slices[0]
-                own.tries = own.tries if short else 0
+                if not short:
+                    own.tries = 0
+                    self._turns.succeeded(key)
         elif own.due:
             slices = self._slices(own.due[0], result, short)
             if self._is_done(own, short):

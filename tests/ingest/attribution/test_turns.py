@@ -178,10 +178,10 @@ class Shortage:
 
     def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
         self.metrics, self.is_short, self._at_ns, self._clock_s = Metrics(), [True], RECEIVED_NS + 60 * MS, 0.0
-        self._judge, self._receive = judge_of(store, self.metrics)
-        self._judge._turns = turns.Turns(lambda: self._clock_s)
+        self.judge, self._receive = judge_of(store, self.metrics)
+        self.judge._turns = turns.Turns(lambda: self._clock_s)
         put_stalled(store, "before", 1, RECEIVED_NS)
-        self._judge.step()
+        self.judge.step()
         for tenant in ("hostile", "small"):
             put_stalled(store, tenant, 1, RECEIVED_NS + 50 * MS, first=10)
         self.refusals = refuse(store, monkeypatch, step, OUT_OF_MEMORY, self.is_short)
@@ -190,7 +190,7 @@ class Shortage:
         """Run once, so many seconds later; 10 ms more are received."""
         self._clock_s += later_s
         self._receive(self._at_ns)
-        self._judge.step()
+        self.judge.step()
         self._at_ns += 10 * MS
 
 
@@ -231,6 +231,17 @@ def test_a_restarted_process_judges_what_the_memory_was_short_for(store: Store, 
     receive(RECEIVED_NS + 70 * MS)
     judge.step()
     assert judged(store) == {"before": 1, "hostile": 1, "small": 1}
+
+
+def test_a_want_of_memory_forgets_no_error(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slice was put off, so the pause after the next error is longer still."""
+    short = Shortage(store, monkeypatch, "attribute")
+    short.run()
+    ((key, _),) = short.judge._turns._aside.items()
+    for _ in range(3):
+        short.judge._turns.failed(key)
+    short.run(turns._AFTER_ERROR_S_MAX)
+    assert short.judge._turns._errors[key][0] == 3
 
 
 @pytest.mark.parametrize("step", STEPS)
