@@ -28,7 +28,7 @@ from legato_ingest.metrics import Metrics
 from legato_ingest.periodic import PeriodicWorker, record_run
 from legato_ingest.settings import Settings
 from legato_ingest.storage import Store
-from legato_ingest.storage.judged import ALL_SHARDS, Key, Progress, aside_columns, judged_until
+from legato_ingest.storage.judged import ALL_SHARDS, Key, Progress, aside_columns, least_of, newest_runs
 from legato_ingest.storage.watermark import Watermark, now_ms
 
 __all__ = ["AttributionWorker"]
@@ -80,8 +80,9 @@ class AttributionWorker(PeriodicWorker[RunResult]):
         self._began_ms, self._is_current = store.clock_ms(), False
         # The time of receipt up to which the last run saw all evidence; after a restart unknown, and then that of its streams counts.
         self._seen_ms = 0
-        # Tenants with much to judge, and until when the streams of the others are judged.
+        # Tenants with much to judge, until when the streams of the others are judged, and the progress in the store that both belong to.
         self._turns, self._since_ms = Turns(), 0
+        self._recorded: Progress | None = None
         self._watermark = Watermark(after_ms, store.clock_ms)
 
     def judged_ms(self) -> int:
@@ -94,8 +95,7 @@ class AttributionWorker(PeriodicWorker[RunResult]):
             return self._run_on()
         except BaseException:
             # What the run has noted in memory may rest on rows that it did not see: its record verifies the store first.
-            self._turns.clear()
-            self._since_ms = self._seen_ms = 0
+            self._forget()
             raise
 
     def _run_on(self) -> RunResult:
@@ -103,11 +103,12 @@ class AttributionWorker(PeriodicWorker[RunResult]):
         self._take(self._shards_now())
         if not self._shards:
             return RunResult()
-        recorded, seen = judged_until(self._store, self._shards), self._received_ms()
-        if not self._turns and recorded.aside:
+        runs, seen = newest_runs(self._store), self._received_ms()
+        recorded = least_of(runs, self._shards)
+        if recorded != self._recorded:
             self._restore(recorded)
         had_turns = bool(self._turns)
-        since = max(recorded.others_ms, self._since_ms) if had_turns else recorded.others_ms
+        since = self._since_ms if had_turns else recorded.others_ms
         until = min(seen, self._settled_ms(seen))
         result, any_due = RunResult(), False
         if until > since:
@@ -118,6 +119,7 @@ class AttributionWorker(PeriodicWorker[RunResult]):
         is_news = any_due or had_turns or (until > since and (since == 0 or self._is_progress_old(since, until)))
         if is_news and progress.others_ms > 0 and not self.stopping:
             self._record(progress, result, started)
+            self._recorded = least_of([*runs, (self._shards, progress)], self._shards)
         if until > since or had_turns:
             self._metrics.verdicts.inc(result.verdicts)
             self._metrics.sweep_seconds.observe(time.monotonic() - started)
@@ -126,9 +128,20 @@ class AttributionWorker(PeriodicWorker[RunResult]):
         return result
 
     def _restore(self, recorded: Progress) -> None:
-        """Put the tenants aside that are behind by the progress in the store. They follow the others from there on."""
+        """Go on at the progress in the store, which is that of an earlier process or of another instance.
+
+        The latter has perhaps put tenants aside that this worker does not know of. Those that are behind follow the others from there on.
+        """
+        self._turns.clear()
         self._turns.restore(recorded.aside)
-        self._since_ms, self._seen_ms = recorded.others_ms, max(self._seen_ms, recorded.others_ms)
+        self._since_ms = self._seen_ms = recorded.others_ms
+        self._recorded = recorded
+
+    def _forget(self) -> None:
+        """Forget what was noted in memory, so that the next run goes on at the progress in the store."""
+        self._turns.clear()
+        self._since_ms = self._seen_ms = 0
+        self._recorded = None
 
     def _record(self, progress: Progress, result: RunResult, started: float) -> None:
         """Record how far the run came. An instance of an earlier version reads `until` alone, and goes on where all tenants are judged."""
@@ -225,8 +238,8 @@ class AttributionWorker(PeriodicWorker[RunResult]):
     def _take(self, shards: int) -> None:
         """Judge these shards from now on. What another instance saw about them is unknown, so its progress in the store counts."""
         if shards != self._shards:
-            self._shards, self._since_ms, self._seen_ms = shards, 0, 0
-            self._turns.clear()
+            self._shards = shards
+            self._forget()
 
     def _is_progress_old(self, since: int, until: int) -> bool:
         """Return whether to record a run without streams: else its next ones would look at all streams of other shards again."""

@@ -14,7 +14,18 @@ import pyarrow as pa
 
 from legato_ingest.storage.store import Store
 
-__all__ = ["ALL_SHARDS", "SHARDS", "TIMES", "Key", "Progress", "aside_columns", "judged_until", "judged_until_ms", "least_of"]
+__all__ = [
+    "ALL_SHARDS",
+    "SHARDS",
+    "TIMES",
+    "Key",
+    "Progress",
+    "aside_columns",
+    "judged_until",
+    "judged_until_ms",
+    "least_of",
+    "newest_runs",
+]
 
 SHARDS = 64
 """Number of shards. A set of them is a number: bit b stands for shard b."""
@@ -56,14 +67,19 @@ class Progress:
         return sum(self.others_ms - each for each in self.aside.values())
 
 
-def judged_until(store: Store, shards: int = ALL_SHARDS) -> Progress:
-    """Return the times of receipt up to which the streams of these shards are judged; 0 before the first run."""
+def newest_runs(store: Store) -> list[tuple[int, Progress]]:
+    """Return sets of shards, each with the progress of its newest run (times of receipt). Raises ``StoreError``."""
     runs = []
     for own, others_ms, names, tenants_ms, numbers, parts_ms in store.select(_PROGRESS):
         aside: dict[Key, int] = {bytes.fromhex(str(name)).decode(): int(ms) for name, ms in zip(names, tenants_ms, strict=True)}
         aside |= {int(number): int(ms) for number, ms in zip(numbers, parts_ms, strict=True)}
         runs.append((int(own), Progress(int(others_ms), aside)))
-    return least_of(runs, shards)
+    return runs
+
+
+def judged_until(store: Store, shards: int = ALL_SHARDS) -> Progress:
+    """Return the times of receipt up to which the streams of these shards are judged; 0 before the first run."""
+    return least_of(newest_runs(store), shards)
 
 
 def judged_until_ms(store: Store, shards: int = ALL_SHARDS) -> int:
