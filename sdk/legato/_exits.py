@@ -22,6 +22,7 @@ from typing import Any
 
 from legato._errors import guard
 from legato._greenlets import is_loop
+from legato._signals import without_signals
 from legato._wakeup import forget, watch
 
 __all__ = ["PATIENCE_S", "after_fork", "before_end", "renew"]
@@ -134,7 +135,7 @@ def _terminated(number: int, _: FrameType | None) -> None:
             # Here, because only the main thread may do it; the loop runs in it, and must not wait.
             signal.signal(number, signal.SIG_DFL)
         # Not `threading.Thread`: the interrupted instruction may be one of that module, which has a lock, too.
-        _thread.start_new_thread(end, ())
+        without_signals(_thread.start_new_thread, end, ())
         if not waits:
             return
         done.acquire(timeout=PATIENCE_S)

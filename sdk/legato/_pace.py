@@ -23,6 +23,7 @@ from typing import Any
 from legato._clock import now_ns
 from legato._exits import after_fork
 from legato._greenlets import end_copies, note
+from legato._signals import without_signals
 
 __all__ = ["Copied", "Paced", "breathe", "check", "hurry", "in_background", "waits_since"]
 
@@ -56,7 +57,7 @@ def in_background(name: str, work: Callable[[], None]) -> threading.Thread:
             _rest()
 
     thread = threading.Thread(target=run, name=name, daemon=True)
-    thread.start()
+    without_signals(thread.start)
     return thread
 
 

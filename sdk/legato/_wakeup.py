@@ -12,7 +12,6 @@ good: it wakes the main thread. Legato's returns when the application has remove
 from __future__ import annotations
 
 import _socket
-import _thread
 import os
 import signal
 import struct
@@ -21,8 +20,9 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from types import BuiltinFunctionType
 from typing import Any
+
+from legato._signals import has_system_threads, without_signals
 
 __all__ = ["forget", "watch"]
 
@@ -44,8 +44,7 @@ def watch(number: int, handler: Callable[..., None], has_begun: Callable[[], boo
     ``RuntimeError`` at too many threads; then nothing was changed.
     """
     global _pair
-    is_greenlet = not isinstance(_thread.start_new_thread, BuiltinFunctionType)
-    if _pair is not None or is_greenlet or not hasattr(signal, "pthread_kill"):
+    if _pair is not None or not has_system_threads() or not hasattr(signal, "pthread_kill"):
         return
     # Datagrams, because each has a sender.
     reads, writes = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_DGRAM)
@@ -53,7 +52,8 @@ def watch(number: int, handler: Callable[..., None], has_begun: Callable[[], boo
         reads.setsockopt(_socket.SOL_SOCKET, _socket.SO_PASSCRED, 1)
     writes.setblocking(False)
     main = threading.main_thread().ident or 0
-    threading.Thread(target=_repeat, args=(reads, number, handler, main, has_begun), name="legato-signals", daemon=True).start()
+    thread = threading.Thread(target=_repeat, args=(reads, number, handler, main, has_begun), name="legato-signals", daemon=True)
+    without_signals(thread.start)
     # The number alone: Python may still write to it when the modules' objects are gone.
     _pair = reads, writes.detach()
     before = _real(_pair[1], warn_on_full_buffer=False)
