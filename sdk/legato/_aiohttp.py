@@ -59,16 +59,16 @@ def uninstrument_aiohttp() -> None:
 
 def _patched(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    async def request(self: Any, method: str, url: Any, **more: Any) -> Any:
+    async def request(self: Any, method: str, str_or_url: Any, **more: Any) -> Any:
         sent = None
         if not is_recorded():
             with guard("instrument_aiohttp"):
-                sent = _sent(self, method, url, more)
+                sent = _sent(self, method, str_or_url, more)
         if sent is None:
-            return await original(self, method, url, **more)
+            return await original(self, method, str_or_url, **more)
         try:
             with recorded():
-                response = await original(self, method, url, **more)
+                response = await original(self, method, str_or_url, **more)
         except BaseException as error:
             sent.failed(error)
             raise
@@ -124,7 +124,10 @@ def _closing(recorder: StreamRecorder, response_of: weakref.ref[Any], name: str)
 
 
 class _RecordedContent:
-    """A response's reader. What it does not record is that of the reader below."""
+    """A response's reader, also for ``isinstance``. What it does not record is that of the reader below.
+
+    Names of parameters are aiohttp's.
+    """
 
     def __init__(self, recorder: StreamRecorder, content: Any) -> None:
         self._recorder, self._content = recorder, content
@@ -134,12 +137,13 @@ class _RecordedContent:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._content, name)
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return type(self._content)
+
     async def _take(self, read: Callable[..., Any], *arguments: Any) -> Any:
-        recorder, requested = self._recorder, now_ns()
-        recorder.left_ns = 0
-        if self._handed_over_ns:
-            recorder.held_read((self._read_ns, requested - self._handed_over_ns))
-        elif self._loop is None:
+        recorder, requested = self._recorder, self._requested()
+        if not self._handed_over_ns and self._loop is None:
             with guard("event-loop lag"):
                 self._loop = watch_loop(recorder)
         try:
@@ -151,7 +155,19 @@ class _RecordedContent:
         except BaseException as error:
             recorder.end(error=error)
             raise
-        now = now_ns()
+        return self._received(found, requested)
+
+    def _requested(self) -> int:
+        """The application requests a read, which ends the hold of the previous one. Return the time (monotonic ns)."""
+        requested = now_ns()
+        self._recorder.left_ns = 0
+        if self._handed_over_ns:
+            self._recorder.held_read((self._read_ns, requested - self._handed_over_ns))
+        return requested
+
+    def _received(self, found: Any, requested: int) -> Any:
+        """Record what was read, and return it. ``requested``: when it was requested (monotonic ns)."""
+        recorder, now = self._recorder, now_ns()
         data = found[0] if isinstance(found, tuple) else found
         if data:
             if self._loop is not None and now - requested > QUIET_NS:
@@ -175,12 +191,16 @@ class _RecordedContent:
     async def readchunk(self) -> Any:
         return await self._take(self._content.readchunk)
 
-    async def readexactly(self, count: int) -> Any:
-        return await self._take(self._content.readexactly, count)
+    async def readexactly(self, n: int) -> Any:
+        return await self._take(self._content.readexactly, n)
 
-    async def read(self, count: int = -1) -> Any:
-        if count >= 0:
-            return await self._take(self._content.read, count)
+    def read_nowait(self, n: int = -1) -> Any:
+        requested = self._requested()
+        return self._received(self._content.read_nowait(n), requested)
+
+    async def read(self, n: int = -1) -> Any:
+        if n >= 0:
+            return await self._take(self._content.read, n)
         # Part by part, as it arrives: the reader below would return all of it at once.
         parts = []
         while part := await self.readany():
@@ -195,8 +215,8 @@ class _RecordedContent:
         while part := await self.readany():
             yield part
 
-    async def iter_chunked(self, count: int) -> AsyncIterator[bytes]:
-        while part := await self.read(count):
+    async def iter_chunked(self, n: int) -> AsyncIterator[bytes]:
+        while part := await self.read(n):
             yield part
 
     async def iter_chunks(self) -> AsyncIterator[tuple[bytes, bool]]:

@@ -68,13 +68,13 @@ def uninstrument_openai() -> None:
 
 def _patched(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def request(self: Any, cast_to: Any, options: Any, **more: Any) -> Any:
+    def request(self: Any, cast_to: Any, options: Any, *given: Any, **more: Any) -> Any:
         recorder = _begin(self, options) if more.get("stream") else None
         if recorder is None:
-            return original(self, cast_to, options, **more)
+            return original(self, cast_to, options, *given, **more)
         try:
             with recorded():
-                result = original(self, cast_to, options, **more)
+                result = original(self, cast_to, options, *given, **more)
         except BaseException as error:
             recorder.end(error=error)
             raise
@@ -87,13 +87,13 @@ def _patched(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _patched_async(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    async def request(self: Any, cast_to: Any, options: Any, **more: Any) -> Any:
+    async def request(self: Any, cast_to: Any, options: Any, *given: Any, **more: Any) -> Any:
         recorder = _begin(self, options) if more.get("stream") else None
         if recorder is None:
-            return await original(self, cast_to, options, **more)
+            return await original(self, cast_to, options, *given, **more)
         try:
             with recorded():
-                result = await original(self, cast_to, options, **more)
+                result = await original(self, cast_to, options, *given, **more)
         except BaseException as error:
             recorder.end(error=error)
             raise

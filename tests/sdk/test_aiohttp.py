@@ -86,6 +86,24 @@ def test_every_way_to_read(url: str, spans: Spans, columns: Columns, path: str, 
     assert found["legato.stream.ttfb"] <= found["gen_ai.server.ttft"] and found["server.address"] == "127.0.0.1"
 
 
+async def by_name(response: Any) -> None:
+    """Call each method with the names that aiohttp's parameters have, then read the rest without waiting."""
+    content = response.content
+    assert isinstance(content, aiohttp.StreamReader)
+    assert len(await content.readexactly(n=3)) == 3 and len(await content.read(n=4)) <= 4
+    assert await content.readuntil(separator=b"\n") and await content.readline()
+    assert await anext(aiter(content.iter_chunked(n=8)))
+    await content.wait_eof()
+    assert content.read_nowait(n=2) and content.read_nowait()
+
+
+def test_parameters_have_the_names_of_aiohttps(url: str, spans: Spans, columns: Columns) -> None:
+    """The reader is one of aiohttp for `isinstance`, and what is read without waiting is recorded, too."""
+    ask(url, "anthropic", by_name)
+    (span,) = spans()
+    assert of([span])["legato.stream.outcome"] == "complete" and sum(columns(span)["sizes"]) == CONTENT
+
+
 async def left(response: Any) -> None:
     """Stop after the first part."""
     await response.content.readany()
