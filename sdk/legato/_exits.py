@@ -22,7 +22,7 @@ from typing import Any
 
 from legato._errors import guard
 from legato._greenlets import is_loop
-from legato._signals import without_signals
+from legato._signals import mask, without_signals
 from legato._wakeup import forget, watch
 
 __all__ = ["PATIENCE_S", "after_fork", "before_end", "renew"]
@@ -69,14 +69,14 @@ def before_end(close: Callable[[float], None]) -> None:
         return
     _close = close
     # Exit handlers run last in, first out. This one is registered with the first stream, so it runs before the provider's shutdown.
-    atexit.register(_ending)
+    atexit.register(_end)
     if _is_fork:
         patched: Any = os
         patched._exit = _exit
     if _is_multiprocessing_child():
         from multiprocessing.util import Finalize
 
-        Finalize(None, _ending, exitpriority=1)
+        Finalize(None, _end, exitpriority=1)
         _handle_termination()
 
 
@@ -108,17 +108,26 @@ def _ending() -> None:
         _is_ending = False
 
 
+def _end() -> None:
+    """Send the streams. SIGTERM that arrived meanwhile then ends the process: what follows may wait for threads and children."""
+    try:
+        _ending()
+    finally:
+        if _is_terminated:
+            _kill(signal.SIGTERM)
+
+
 def _terminated(number: int, _: FrameType | None) -> None:
     """Send the streams and end. A handler of a signal runs between any two instructions of the main thread, which may hold a lock.
 
-    So another thread sends the streams, and a signal that arrives while the process ends anyway does nothing. Where the main thread runs a
-    loop of greenlets, a second signal ends the process at once.
+    So another thread sends the streams, and a signal that arrives while the process sends them anyway takes effect afterwards (`_end`).
+    Where the main thread runs a loop of greenlets, a second signal ends the process at once.
     """
     global _is_terminated
     _is_terminated = True
     if _is_ending:
         return
-    waits = not is_loop()
+    waits, is_left = not is_loop(), False
     done = _thread.allocate_lock()
     done.acquire()
 
@@ -130,27 +139,32 @@ def _terminated(number: int, _: FrameType | None) -> None:
             if not waits:
                 os.kill(os.getpid(), number)
 
-    with guard("end of the process"):
-        if not waits:
-            # Here, because only the main thread may do it; the loop runs in it, and must not wait.
-            signal.signal(number, signal.SIG_DFL)
-        # Not `threading.Thread`: the interrupted instruction may be one of that module, which has a lock, too.
-        without_signals(_thread.start_new_thread, end, ())
-        if not waits:
-            return
-        done.acquire(timeout=PATIENCE_S)
-    _kill(number)
+    try:
+        with guard("end of the process"):
+            if not waits:
+                # Here, because only the main thread may do it; the loop runs in it, and must not wait.
+                signal.signal(number, signal.SIG_DFL)
+            # Not `threading.Thread`: the interrupted instruction may be one of that module, which has a lock, too.
+            without_signals(_thread.start_new_thread, end, ())
+            is_left = not waits
+            if waits:
+                done.acquire(timeout=PATIENCE_S)
+    finally:
+        if not is_left:
+            _kill(number)
 
 
 def _kill(number: int) -> None:
-    signal.signal(number, signal.SIG_DFL)
+    # Outside of the main thread the handler stays, and ends the process in that one.
+    with suppress(ValueError):
+        signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
 
 
 def _exit(status: int) -> None:
     """Stands in for ``os._exit`` in forked children that recorded a stream."""
     try:
-        _ending()
+        _end()
     finally:
         _real_exit(status)
 
@@ -160,29 +174,37 @@ def _forks() -> None:
 
     A pool's worker that is terminated at once would then stay. So the signal waits until the child ends by it, as without a handler.
     """
-    if signal.getsignal(signal.SIGTERM) is _terminated and signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]):
+    if signal.getsignal(signal.SIGTERM) is _terminated and signal.SIGTERM not in mask(signal.SIG_BLOCK, ()):
+        # Noted for longer than it is so: the application's handler of another signal may raise between any two of these lines.
         _forking.add(_get_ident())
+        mask(signal.SIG_BLOCK, [signal.SIGTERM])
 
 
 def _has_forked() -> None:
     """Let SIGTERM through again, in the parent as in the child."""
     if _get_ident() in _forking:
-        _forking.discard(_get_ident())
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+        try:
+            mask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+        finally:
+            _forking.discard(_get_ident())
 
 
 def _forked() -> None:
     """Begin as a process without streams, which SIGTERM ends at once."""
     global _close, _ends_at, _is_ending, _is_fork, _is_terminated
     _close, _ends_at, _is_ending, _is_fork, _is_terminated = None, None, False, True, False
-    forget()
-    if signal.getsignal(signal.SIGTERM) is _terminated:
-        # Only a second interpreter of the process may not set handlers.
-        with suppress(ValueError):
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    _has_forked()
-    _forking.clear()
+    try:
+        forget()
+    finally:
+        if signal.getsignal(signal.SIGTERM) is _terminated:
+            # Only a second interpreter of the process may not set handlers.
+            with suppress(ValueError):
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        _has_forked()
+        _forking.clear()
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_forks, after_in_parent=_has_forked, after_in_child=_forked)
+    # Again: Python ignores what a handler of the application raises at the beginning of the first call, and does not repeat that call.
+    os.register_at_fork(after_in_parent=_has_forked, after_in_child=_has_forked)

@@ -5,6 +5,9 @@ between the last instruction and the wait, or that another thread receives, does
 worker of a pool that waits for its next task, and `Pool.terminate` waits for that worker. So a thread here is woken by each signal
 (`signal.set_wakeup_fd`) and sends it to the main thread again until the handler has begun. Nothing here handles a signal.
 
+An application may close all descriptors, as daemons do, and their numbers then are those of its files. So Legato's have high numbers, which
+the kernel gives to a new file only when it has no lower one, and are looked at before each use.
+
 A process has one wake-up descriptor, and event loops need it. So the application sees none of Legato's, and may set its own, which is as
 good: it wakes the main thread. Legato's returns when the application has removed that one.
 """
@@ -24,6 +27,10 @@ from typing import Any
 
 from legato._signals import has_system_threads, without_signals
 
+if sys.platform != "win32":
+    import fcntl
+    import resource
+
 __all__ = ["forget", "watch"]
 
 _AGAIN_S = 0.1
@@ -33,6 +40,11 @@ _SENDER = struct.Struct("3i")
 _pair: tuple[_socket.socket, int] | None = None
 # Bound here, because tests of applications replace `time.sleep`.
 _sleep = time.sleep
+_HIGH = 768
+# Device and inode of both ends: whether the numbers are still those of these sockets.
+_identities: tuple[object, object] = None, None
+# What the application chose with its last descriptor.
+_warns = False
 _real: Any = getattr(signal, "set_wakeup_fd", None)
 
 
@@ -43,14 +55,15 @@ def watch(number: int, handler: Callable[..., None], has_begun: Callable[[], boo
     done where threads are greenlets, or where signals cannot be sent to threads (Windows). Raises ``OSError`` at too many open files,
     ``RuntimeError`` at too many threads; then nothing was changed.
     """
-    global _pair
+    global _identities, _pair
     if _pair is not None or not has_system_threads() or not hasattr(signal, "pthread_kill"):
         return
     # Datagrams, because each has a sender.
-    reads, writes = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_DGRAM)
+    reads, writes = (_moved(end) for end in _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_DGRAM))
     if sys.platform == "linux":
         reads.setsockopt(_socket.SOL_SOCKET, _socket.SO_PASSCRED, 1)
     writes.setblocking(False)
+    _identities = _identity(reads.fileno()), _identity(writes.fileno())
     main = threading.main_thread().ident or 0
     thread = threading.Thread(target=_repeat, args=(reads, number, handler, main, has_begun), name="legato-signals", daemon=True)
     without_signals(thread.start)
@@ -63,12 +76,34 @@ def watch(number: int, handler: Callable[..., None], has_begun: Callable[[], boo
     patched.set_wakeup_fd = _set_wakeup_fd
 
 
+def _moved(end: _socket.socket) -> _socket.socket:
+    """Return this end with a high number. Raises ``OSError`` at too many open files."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    least = _HIGH if limit == resource.RLIM_INFINITY else min(_HIGH, limit * 3 // 4)
+    number = fcntl.fcntl(end.fileno(), fcntl.F_DUPFD_CLOEXEC, least)
+    end.close()
+    return _socket.socket(end.family, end.type, end.proto, number)
+
+
+def _identity(fd: int) -> object:
+    try:
+        found = os.fstat(fd)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def _set_wakeup_fd(fd: int, /, *, warn_on_full_buffer: bool = True) -> int:
     """Stands in for ``signal.set_wakeup_fd``: returns -1 where the descriptor of before is Legato's, and sets that one for -1."""
+    global _warns
     if _pair is None:
         return int(_real(fd, warn_on_full_buffer=warn_on_full_buffer))
     ours = _pair[1]
-    before = int(_real(ours, warn_on_full_buffer=False) if fd == -1 else _real(fd, warn_on_full_buffer=warn_on_full_buffer))
+    if fd == -1:
+        before = int(_real(ours if _identity(ours) == _identities[1] else -1, warn_on_full_buffer=False))
+    else:
+        before = int(_real(fd, warn_on_full_buffer=warn_on_full_buffer))
+        _warns = warn_on_full_buffer
     return -1 if before == ours else before
 
 
@@ -81,13 +116,15 @@ def _receive(reads: _socket.socket) -> int:
 
 
 def _repeat(reads: _socket.socket, number: int, handler: Callable[..., None], main: int, has_begun: Callable[[], bool]) -> None:
-    while True:
-        received = _receive(reads)
-        while received == number and signal.getsignal(number) is handler:
-            _sleep(_AGAIN_S)
-            if has_begun():
-                break
-            signal.pthread_kill(main, number)
+    # The application may close the descriptor.
+    with suppress(OSError):
+        while _identity(reads.fileno()) == _identities[0]:
+            received = _receive(reads)
+            while received == number and signal.getsignal(number) is handler:
+                _sleep(_AGAIN_S)
+                if has_begun():
+                    break
+                signal.pthread_kill(main, number)
 
 
 def forget() -> None:
@@ -100,9 +137,13 @@ def forget() -> None:
     patched: Any = signal
     if signal.set_wakeup_fd is _set_wakeup_fd:
         patched.set_wakeup_fd = _real
-    with suppress(ValueError):
+    # The application may have closed its descriptor, and this may be a second interpreter of the process.
+    with suppress(OSError, ValueError):
         before = _real(-1)
         if before not in (-1, writes):
-            _real(before, warn_on_full_buffer=False)
-    reads.close()
-    os.close(writes)
+            _real(before, warn_on_full_buffer=_warns)
+    if _identity(writes) == _identities[1]:
+        os.close(writes)
+    if _identity(reads.fileno()) == _identities[0]:
+        reads.close()
+    reads.detach()

@@ -152,3 +152,25 @@ def test_children_flush_the_applications_provider() -> None:
     """
     done = subprocess.run([sys.executable, "-c", APPLICATION], env=ENVIRON, capture_output=True, text=True, timeout=60, check=False)
     assert sorted(done.stdout.splitlines()) == [f"chat {number}" for number in range(4)], done.stderr
+
+
+MEANWHILE = """
+import multiprocessing, os, signal, sys, threading
+from legato import _exits
+def close(seconds):
+    print("sent", flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+def work(way):
+    _exits.before_end(close)
+    if way == "return": threading.Thread(target=threading.Event().wait).start()
+    else: os._exit(7)
+for way in ("return", "exit"):
+    child = multiprocessing.get_context("fork").Process(target=work, args=(way,))
+    child.start(); child.join(60); print(child.exitcode, flush=True); child.kill()
+"""
+
+
+def test_a_signal_while_a_worker_sends_its_streams_ends_it_afterwards() -> None:
+    """The worker returned or called `os._exit`; threads of the application may run on for ever."""
+    done = subprocess.run([sys.executable, "-c", MEANWHILE], env=ENVIRON, capture_output=True, text=True, timeout=150, check=False)
+    assert done.stdout.split() == ["sent", str(-signal.SIGTERM)] * 2, done.stderr

@@ -140,3 +140,72 @@ def test_the_application_does_not_see_legatos_descriptor() -> None:
     """Trio warns of another library's: an error where warnings are errors."""
     printed, logged = run(HIDDEN)
     assert printed == ["True"] * 6 + ["refused", "0"], logged
+
+
+RAISES = """
+import multiprocessing, os, signal, sys
+from legato import _exits
+sys.unraisablehook = lambda *_: None
+calls, real = [], _exits._get_ident
+def late():
+    calls.append(1)
+    if len(calls) == 2: raise TimeoutError
+    return real()
+def work():
+    _exits.before_end(lambda seconds: None)
+    _exits._get_ident = late
+    child = os.fork()
+    if child: os.waitpid(child, 0)
+    print(signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ()), flush=True)
+    if not child: os._exit(0)
+child = multiprocessing.get_context("fork").Process(target=work)
+child.start(); child.join(); print(child.exitcode)
+"""
+
+
+def test_a_handler_that_raises_within_a_fork_leaves_no_signal_blocked() -> None:
+    """Such as one of a time-out, where the mask is restored: in the parent, and in the child with the programs that it runs."""
+    printed, logged = run(RAISES)
+    assert printed == ["False", "False", "0"], logged
+
+
+CLOSED = """
+import multiprocessing, os, signal, sys, tempfile
+from legato import _exits, _wakeup
+def work(way):
+    _exits.before_end(lambda seconds: None)
+    numbers = _wakeup._pair[0].fileno(), _wakeup._pair[1]
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+    if way == "own":
+        reads, writes = os.pipe()
+        os.set_blocking(writes, False)
+        signal.set_wakeup_fd(writes)
+        os.close(writes)
+    else:
+        os.closerange(3, 256 if way == "low" else 1024)
+        files = [tempfile.TemporaryFile(buffering=0) for _ in range(12)]
+        os.kill(os.getpid(), signal.SIGUSR1)
+        print(sum(os.fstat(file.fileno()).st_size for file in files), flush=True)
+    if way == "reused":
+        for number in numbers: os.dup2(files[0].fileno(), number)
+        print(signal.set_wakeup_fd(-1), signal.set_wakeup_fd(-1), flush=True)
+        os.kill(os.getpid(), signal.SIGUSR1)
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        return
+    print(signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ()), signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, flush=True)
+    if way == "reused": print(sum(os.fstat(number).st_size for number in numbers), flush=True)
+    os._exit(0)
+child = multiprocessing.get_context("fork").Process(target=work, args=(sys.argv[1],))
+child.start(); child.join(); print(child.exitcode)
+"""
+
+
+@pytest.mark.parametrize(
+    ("way", "printed", "at_last"), [("own", [], []), ("low", ["0"], []), ("all", ["0"], []), ("reused", ["0", "-1", "-1"], ["0"])]
+)
+def test_an_application_may_close_all_descriptors(way: str, printed: list[str], at_last: list[str]) -> None:
+    """Its files may get their numbers: nothing is written into them and nothing closes them, and SIGTERM is not left blocked."""
+    found, logged = run(CLOSED, way)
+    assert found == [*printed, "False", "True", *at_last, "0"], logged
