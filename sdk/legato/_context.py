@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar, copy_context
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar, Token, copy_context
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from opentelemetry import trace
@@ -36,6 +36,7 @@ __all__ = [
 
 _Given = ParamSpec("_Given")
 _Returned = TypeVar("_Returned")
+_Value = TypeVar("_Value")
 _client: ContextVar[str] = ContextVar("legato_client", default="")
 _conversation: ContextVar[str] = ContextVar("legato_conversation", default="")
 _request: ContextVar[Callable[[], Any] | None] = ContextVar("legato_request", default=None)
@@ -72,8 +73,14 @@ def context(*, client: str = "", conversation_id: str = "") -> Iterator[None]:
     try:
         yield
     finally:
-        _client.reset(tokens[0])
-        _conversation.reset(tokens[1])
+        _reset(_client, tokens[0])
+        _reset(_conversation, tokens[1])
+
+
+def _reset(variable: ContextVar[_Value], token: Token[_Value]) -> None:
+    """Give the variable its value of before. A generator that is left may be closed in another context, which never had this one."""
+    with suppress(ValueError):
+        variable.reset(token)
 
 
 def carry(function: Callable[_Given, _Returned]) -> Callable[_Given, _Returned]:
@@ -118,7 +125,7 @@ def serving(request_context: Callable[[], Any]) -> Iterator[None]:
         with unrecorded():
             yield
     finally:
-        _request.reset(token)
+        _reset(_request, token)
 
 
 def parent_context() -> Any:
@@ -138,7 +145,7 @@ def recorded() -> Iterator[None]:
         yield
     finally:
         mark.is_sent = True
-        _recorded.reset(token)
+        _reset(_recorded, token)
 
 
 @contextmanager
@@ -148,7 +155,7 @@ def unrecorded() -> Iterator[None]:
     try:
         yield
     finally:
-        _recorded.reset(token)
+        _reset(_recorded, token)
 
 
 def is_recorded() -> bool:
@@ -166,7 +173,7 @@ def opening() -> Iterator[Opening]:
         yield mark
     finally:
         mark.is_over = True
-        _opening.reset(token)
+        _reset(_opening, token)
 
 
 def began(recorder: StreamRecorder) -> StreamRecorder:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from opentelemetry import trace
@@ -12,6 +14,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from starlette.concurrency import run_in_threadpool
 
 import legato
+from legato._context import current_conversation
 
 
 def _record(model: str) -> str:
@@ -66,3 +69,33 @@ def test_the_function_keeps_arguments_result_and_exception() -> None:
     with ThreadPoolExecutor(1) as pool:
         error = pool.submit(legato.carry(divmod), 1, 0).exception()
     assert isinstance(error, ZeroDivisionError)
+
+
+@contextlib.contextmanager
+def dependency() -> Iterator[None]:
+    """A generator as FastAPI's dependencies are."""
+    with legato.context(client="c", conversation_id="conversation"):
+        yield
+
+
+async def answer() -> AsyncIterator[int]:
+    """A generator that its consumer leaves."""
+    with legato.context(client="c", conversation_id="conversation"):
+        yield 1
+        yield 2
+
+
+def test_a_generator_may_end_in_another_context() -> None:
+    """FastAPI runs both halves of a dependency in copies of a context, and any task may close a generator: nothing is raised."""
+    manager = dependency()
+    contextvars.copy_context().run(manager.__enter__)
+    assert not contextvars.copy_context().run(manager.__exit__, None, None, None)
+
+    async def close() -> str:
+        items = answer()
+        assert await asyncio.create_task(anext(items)) == 1  # type: ignore[arg-type]
+        with legato.context(conversation_id="other"):
+            await items.aclose()  # type: ignore[attr-defined]
+            return current_conversation()
+
+    assert asyncio.run(close()) == "other"
