@@ -55,10 +55,13 @@ class InFlight:
 
     def start(self) -> None:
         """Start the thread, if it does not run. Called with each stream."""
-        if self._thread is None:
-            with guard("start of a thread"), self._starting:
-                if self._thread is None:
-                    self._thread = in_background("legato-in-flight", self._run)
+        # Who is starting it may be the code that the handler of a signal has interrupted to come here.
+        if self._thread is None and self._starting.acquire(blocking=False):
+            try:
+                with guard("start of a thread"):
+                    self._thread = self._thread or in_background("legato-in-flight", self._run)
+            finally:
+                self._starting.release()
 
     def close(self) -> None:
         """Send the end of the series that were sent."""

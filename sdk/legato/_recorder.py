@@ -89,7 +89,6 @@ class StreamRecorder:
         self._lock = threading.Lock()
         # The first to take the element ends the stream. Not a lock: gevent's runs other greenlets where it cannot be acquired at once.
         self._ending = [True]
-        self._end: End | None = None
         self._chunks: deque[tuple[int, int, int | None, int]] = deque()
         self._source: Any = body or (Scanner() if sse else None)
         self._holds = Holds()
@@ -107,6 +106,7 @@ class StreamRecorder:
         self._columns = Columns([], [], [], [], None, 0, [])
         self._content_ns = start_ns
         self._dropped_at_ns = self._lost_bytes = 0
+        self._end: End | None = None  # The last one: what has none was not made completely.
 
     def record(self, size_bytes: int, tokens: int | None = None, kind: int = _TEXT) -> None:
         """Record a chunk that arrived now: UTF-8 bytes of its content, its tokens (``None``: unknown) and its ``Kind``."""
@@ -178,8 +178,8 @@ class StreamRecorder:
         self.end(error=error)
 
     def __del__(self) -> None:
-        # Garbage-collected without an end: the application stopped reading.
-        if self._end is None:
+        # Garbage-collected without an end: the application stopped reading. An exception within `__init__` leaves no `_end`.
+        if getattr(self, "_end", False) is None:
             self.end("client_cancel")
 
     # The methods below are for the worker thread.

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from opentelemetry import context
@@ -166,7 +167,9 @@ def _export_quietly(export: Export, spans: Sequence[Any]) -> bool:
     try:
         return export(spans)
     except Exception:
-        _log.debug("traceback of a failed export", exc_info=True)
+        # A log handler of the application may raise, too.
+        with suppress(Exception):
+            _log.debug("traceback of a failed export", exc_info=True)
         return False
     finally:
         context.detach(token)

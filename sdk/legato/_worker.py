@@ -19,6 +19,7 @@ from typing import Any
 
 from opentelemetry import trace
 
+from legato._application import flush_application
 from legato._clock import now_ns, wall_ns
 from legato._errors import faults, guard, warn_once
 from legato._exits import PATIENCE_S, after_fork, before_end, renew
@@ -105,7 +106,7 @@ class Worker:
 
     def flush(self, timeout_s: float = 5.0) -> bool:
         """Wait until every stream that has ended is a span. Return False on time-out."""
-        if self._thread is None:
+        if self._thread is None and not self._starting.locked():
             return True
         with hurry(), self._idle:
             return self._idle.wait_for(lambda: self._busy <= 0, timeout_s)
@@ -151,17 +152,22 @@ class Worker:
         mine = own()
         if mine is not None:
             mine.close(max(0.0, deadline - time.monotonic()))
-        _flush_application(deadline)
+        flush_application(deadline)
         if waiting := tally.counts()["waiting"]:
             warn_once("ended", "streams are lost at the end of the process: %d. The endpoint did not accept them in time.", waiting)
 
     def _start(self) -> None:
-        with self._starting:
+        # Who is starting it may be the code that the handler of a signal has interrupted to come here.
+        if not self._starting.acquire(blocking=False):
+            return
+        try:
             if self._thread is not None and self._thread.is_alive():
                 return
             with guard("start of a thread"):
                 before_end(self.close)
                 self._thread = in_background("legato-worker", self._run)
+        finally:
+            self._starting.release()
 
     def _run(self) -> None:
         due_ns = now_ns()
@@ -256,10 +262,12 @@ class Worker:
         fate, process = "lost", os.getpid()
         try:
             with guard("end of a stream"):
-                fate = self._end_span(recorder)
+                try:
+                    fate = self._end_span(recorder)
+                finally:
+                    recorder.is_taken = True
+                    recorder.forget()
         finally:
-            recorder.is_taken = True
-            recorder.forget()
             # Not in a copy of this thread, from which `Copied` comes: its process has counters of its parent no longer.
             if os.getpid() == process:
                 self._count(fate)
@@ -357,21 +365,8 @@ def flush(timeout_s: float = 5.0) -> bool:
     mine = own()
     if mine is not None:
         is_done = mine.flush(deadline - time.monotonic()) and is_done
-    is_done = _flush_application(deadline) and is_done
+    is_done = flush_application(deadline) and is_done
     return not tally.has_new_losses() and is_done
-
-
-def _flush_application(deadline: float) -> bool:
-    """Flush the application's provider until this monotonic time, if it was given streams. Return False if it says that this failed."""
-    force = getattr(trace.get_tracer_provider(), "force_flush", None)
-    if force is None or not tally.counts()["handed_over"]:
-        return True
-    try:
-        # Not every provider returns a value.
-        return force(int(1000 * max(0.0, deadline - time.monotonic()))) is not False
-    except Exception as error:
-        warn_once("flush", "the flush of the application's tracer provider failed: %s", type(error).__name__)
-        return False
 
 
 def stats() -> Mapping[str, int]:
