@@ -25,7 +25,7 @@ from legato._exits import after_fork
 from legato._greenlets import end_copies, note
 from legato._signals import without_signals
 
-__all__ = ["Copied", "Paced", "breathe", "check", "hurry", "in_background", "waits_since"]
+__all__ = ["Background", "Copied", "Paced", "breathe", "check", "hurry", "in_background", "waits_since"]
 
 # Lengths of a slice in ns and of the pause after it in s: in general, of late work, and of work that a flush waits for.
 _CALM, _LATE, _HURRIED = (250_000, 0.0025), (400_000, 0.001), (600_000, 0.0001)
@@ -42,7 +42,13 @@ class Copied(BaseException):
     """This is the copy that a forked child has of a background thread. The parent does the work."""
 
 
-def in_background(name: str, work: Callable[[], None]) -> threading.Thread:
+class Background(threading.Thread):
+    """A thread that says when it is over. If a signal's handler raises within `is_alive`, Python takes a thread that runs for ended."""
+
+    is_over = False
+
+
+def in_background(name: str, work: Callable[[], None]) -> Background:
     """Run ``work`` in a new daemon thread, in which `breathe` sleeps."""
     process = os.getpid()
 
@@ -55,8 +61,10 @@ def in_background(name: str, work: Callable[[], None]) -> threading.Thread:
             work()
         except Copied:
             _rest()
+        finally:
+            thread.is_over = True
 
-    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread = Background(target=run, name=name, daemon=True)
     without_signals(thread.start)
     return thread
 

@@ -22,7 +22,7 @@ from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY
 from legato._clock import now_ns
 from legato._errors import guard, warn_once
 from legato._exits import after_fork
-from legato._pace import Paced, check, hurry, in_background, waits_since
+from legato._pace import Background, Paced, check, hurry, in_background, waits_since
 from legato._tally import tally
 from legato._timeline import TIMELINE
 
@@ -58,14 +58,14 @@ class Sender:
         self._queue: deque[tuple[Any, bool]] = deque()
         self._taken = self._done = self._urgent = self._oldest_ns = self._bytes = 0
         self._has_failed = False
-        self._thread: threading.Thread | None = None
+        self._thread: Background | None = None
         self._export = None
 
     def start(self) -> None:
         """Start the thread, if it does not run. Called with each stream, because a process that ends can start no thread."""
-        if self._thread is None or not self._thread.is_alive():
+        if self._thread is None or self._thread.is_over:
             with guard("start of a thread"), self._changed:
-                if self._thread is None or not self._thread.is_alive():
+                if self._thread is None or self._thread.is_over:
                     self._thread = in_background("legato-sender", self._run)
 
     def put(self, span: Any, *, is_stream: bool) -> None:

@@ -23,7 +23,7 @@ from legato._application import flush_application
 from legato._clock import now_ns, wall_ns
 from legato._errors import faults, guard, warn_once
 from legato._exits import PATIENCE_S, after_fork, before_end, renew
-from legato._pace import breathe, check, hurry, in_background, waits_since
+from legato._pace import Background, breathe, check, hurry, in_background, waits_since
 from legato._recorder import End, StreamRecorder
 from legato._replies import replies
 from legato._route import Route, fate_of_unrecorded, own
@@ -69,9 +69,11 @@ class Worker:
         self._live: dict[int, _Live] = {}
         self._over: list[weakref.ref[StreamRecorder]] = []
         self._counts = {"started": 0, "ended": 0, "snapshots": 0, "silences": 0, "inline": 0}
-        self._thread: threading.Thread | None = None
+        self._thread: Background | None = None
         self._starting = threading.Lock()
-        self._idle = threading.Condition()
+        # Not the condition itself, of which a handler of a signal that raises may leave the lock held.
+        self._counting = threading.RLock()
+        self._idle = threading.Condition(self._counting)
         self._busy = 0
         self._process = os.getpid()
 
@@ -82,11 +84,11 @@ class Worker:
 
     def watch(self, recorder: StreamRecorder) -> None:
         """Track a stream that has begun, and start the thread if it does not run."""
-        with self._idle:
+        with self._counting:
             self._counts["started"] += 1
         key = id(recorder)
         self._live[key] = _Live(key, weakref.ref(recorder), recorder.start_ns + self._interval_ns)
-        if self._thread is None or not self._thread.is_alive():
+        if self._thread is None or self._thread.is_over:
             self._start()
 
     def finish(self, recorder: StreamRecorder) -> None:
@@ -95,12 +97,13 @@ class Worker:
             # A forked child that has not reset this yet. The locks may be held for ever, and garbage is collected at any moment.
             return
         self._live.pop(id(recorder), None)
-        with self._idle:
+        ended, is_full = (recorder, now_ns()), self._queue.qsize() >= QUEUE_MAX
+        with self._counting:
+            # Nothing between these two: a handler of a signal that raises there would leave a stream for which each flush waits.
             self._busy += 1
-        if self._queue.qsize() < QUEUE_MAX:
-            self._queue.put((recorder, now_ns()))
-            return
-        with self._idle:
+            if not is_full:
+                self._queue.put(ended)
+                return
             self._counts["inline"] += 1
         self._complete(recorder)
 
@@ -161,7 +164,7 @@ class Worker:
         if not self._starting.acquire(blocking=False):
             return
         try:
-            if self._thread is not None and self._thread.is_alive():
+            if self._thread is not None and not self._thread.is_over:
                 return
             with guard("start of a thread"):
                 before_end(self.close)
@@ -275,7 +278,7 @@ class Worker:
     def _count(self, fate: str) -> None:
         if fate:
             tally.add(fate)
-        with self._idle:
+        with self._counting:
             self._counts["ended"] += 1
             self._busy -= 1
             self._idle.notify_all()

@@ -118,3 +118,17 @@ print(legato.flush(60), legato.stats()["ended"], [each.name for each in threadin
 def test_a_stream_may_begin_while_the_worker_is_started() -> None:
     """In the handler of a signal: nothing waits, and there is one worker."""
     assert run(STARTING) == ["True", "2", "1"]
+
+
+INTERRUPTED = """
+stream()
+# What Python answers once the handler of a signal has raised within the call.
+threading.Thread.is_alive = lambda self: False
+stream()
+print(legato.flush(60), legato.stats()["ended"], [each.name for each in threading.enumerate()].count("legato-worker"))
+"""
+
+
+def test_an_interrupted_question_starts_no_second_worker() -> None:
+    """Whether the thread runs is known from the thread itself."""
+    assert run(INTERRUPTED) == ["True", "2", "1"]
