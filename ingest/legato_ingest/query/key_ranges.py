@@ -33,8 +33,6 @@ _ENDS = frozenset(
     "WHERE PREWHERE GROUP HAVING WINDOW QUALIFY ORDER LIMIT OFFSET UNION INTERSECT EXCEPT SETTINGS FORMAT INTERPOLATE".split()
 )
 _KEYWORDS = _ENDS | frozenset("SELECT WITH FROM JOIN AS AND OR NOT IN BETWEEN ON USING ARRAY".split())
-# Whether a row of the table is left out depends on rows of the others for these.
-_INEXACT = frozenset("RIGHT FULL ANY ASOF SEMI ANTI PASTE".split())
 _TIMES = frozenset(
     "todate todatetime todatetime64 fromunixtimestamp fromunixtimestamp64milli fromunixtimestamp64micro fromunixtimestamp64nano now now64 "
     "today yesterday parsedatetimebesteffort parsedatetime64besteffort tostartofsecond tostartofminute tostartoffiveminutes tostartofhour "
@@ -48,9 +46,7 @@ _FUNCTIONS = _TIMES | frozenset(
 _SIGNS = frozenset("+ - * / % ( ) , . = < >".split())
 _TIME = re.compile(r"DateTime(64)?(\(.*\))?")
 # The time for a longer statement, and for a longer time in it, would not be bounded.
-_WORDS_MAX, _TIME_WORDS_MAX, _COMPARED_MAX, _ADDED_MAX = 20_000, 200, 20_000, 262_144
-# What follows WITH where it gives no names.
-_NO_NAMES = frozenset("TOTALS TIES FILL ROLLUP CUBE".split())
+_WORDS_MAX, _TIME_WORDS_MAX, _ADDED_MAX = 20_000, 200, 262_144
 _PLAIN_NAME = re.compile(r"[A-Za-z]\w*", re.ASCII)
 # Functions that the written conditions call. A lambda with such a name would be applied to the key (see ``sql_guard`` as well).
 _WRITTEN = frozenset(
@@ -108,7 +104,7 @@ class Known(NamedTuple):
 
 @dataclass
 class _Table:
-    """A table in a FROM. ``place``: its token. ``name``: how the statement calls it. ``alias_at``: the word AS, or 0."""
+    """The table of a FROM. ``place``: its token. ``name``: how the statement calls it. ``alias_at``: the word AS, or 0."""
 
     view: str
     name: str
@@ -151,25 +147,28 @@ class _Statement:
         # The names that may be tables on the right side of IN.
         self._in_names = frozenset[str]()
         self._scalars = frozenset[str]()
-        # How often a table and a condition may still be compared.
-        self._left = _COMPARED_MAX
 
     def tables(self) -> Iterator[_Table]:
         """Yield the tables with what is certain for their rows."""
-        names = self._times_given.keys()
-        is_strange = names & _KEYWORDS or {name.lower() for name in names} & _WRITTEN or _VIRTUAL & {word.name for word in self._words}
-        if len(self._words) > _WORDS_MAX or is_strange or (self._words and self._words[0].text == "EXPLAIN"):
+        if len(self._words) > _WORDS_MAX or (self._words and self._words[0].text == "EXPLAIN") or self._is_strange():
             return
-        sources = [(flat, end, list(self._sources(flat))) for flat, end in self._froms()]
-        of_tables = {table.alias_at for _, _, found in sources for table in found if table is not None}
+        froms = [(flat, end, self._table(flat)) for flat, end in self._froms()]
+        of_tables = {table.alias_at for _, _, table in froms if table is not None}
         given = (name for at, name in self._names.items() if at not in of_tables or name in self._key_names)
         self._given = frozenset((*given, *self._subqueries))
-        places = {number for flat, _, _ in sources for number in self._source_places(flat)}
-        self._in_names = frozenset(self._names_in(places))
-        if not any(self._is_foreign(number) for number in places):
+        sources = {number for flat, _, _ in froms for number in self._sources(flat)}
+        self._in_names = frozenset(self._names_in(sources))
+        if not any(self._is_foreign(number) for number in sources):
             self._scalars = frozenset(name for name in self._named_scalars() if self._is_unmistakable(name))
-        for flat, end, found in sources:
-            yield from self._with_conditions(flat, end, found)
+        for flat, end, table in froms:
+            if table is not None and not self._is_ambiguous(table):
+                yield from self._with_conditions(table, flat, end)
+
+    def _is_strange(self) -> bool:
+        """Whether the statement gives the name of a keyword, or of what is written, or reads a column that ClickHouse adds to a table."""
+        names = self._times_given.keys()
+        is_written = {name.lower() for name in names} & _WRITTEN
+        return bool(is_written or names & _KEYWORDS or _VIRTUAL & {word.name for word in self._words})
 
     def _names_in(self, sources: Collection[int]) -> Iterator[str]:
         """Yield the names that may be tables on the right side of IN. Those within its subqueries stand in their FROM."""
@@ -206,33 +205,17 @@ class _Statement:
                 selects.pop()
                 yield self._clause(at)
 
-    def _with_conditions(self, flat: Sequence[int], end: int, found: Sequence[_Table | None]) -> Iterator[_Table]:
+    def _with_conditions(self, table: _Table, flat: Sequence[int], end: int) -> Iterator[_Table]:
         words = self._words
-        if end == len(words) or words[end][:2] != ("word", "WHERE") or _INEXACT & {words[number].text for number in flat}:
+        if end == len(words) or words[end][:2] != ("word", "WHERE"):
             return
         compared = list(self._comparisons(words[end + 1 : self._clause(end + 1)[1]]))
-        is_joined = any(words[number].text == "JOIN" and words[number - 1].text != "ARRAY" for number in flat)
-        # Rows of the others may be added to a row of the first table without being of it.
-        is_left = any(words[number].text == "LEFT" and words[number + 1].text != "ARRAY" for number in flat)
-        # As sources, and as their aliases.
-        names = Counter(words[number].name for number in (*self._source_places(flat), *(n for n in flat if words[n - 1].text == "AS")))
-        for table in found[:1] if is_left else found:
-            if table is None or self._is_ambiguous(table, names):
-                continue
-            self._left -= len(compared)
-            if self._left < 0:
-                return
-            is_single = len(found) == 1 and not is_joined
-            table.conditions = [each for comparison in compared for each in self._conditions(table, comparison, is_single=is_single)]
-            yield table
+        table.conditions = [each for comparison in compared for each in self._conditions(table, comparison)]
+        yield table
 
-    def _is_ambiguous(self, table: _Table, names: Mapping[str, int]) -> bool:
-        """Whether what the table is called may be something else, as on the right side of IN, or the table may have a second name.
-
-        ``names``: how often the FROM has each name, as a source or as an alias of one.
-        """
-        has_other_name = table.alias_at > 0 and table.view in self._qualifiers - {table.name}
-        return table.name in self._in_names or names[table.name] > 1 or has_other_name
+    def _is_ambiguous(self, table: _Table) -> bool:
+        """Whether what the table is called may be something else, as on the right side of IN, or the table may have a second name."""
+        return table.name in self._in_names or (table.alias_at > 0 and table.view in self._qualifiers - {table.name})
 
     def _clause(self, at: int) -> tuple[list[int], int]:
         """Return the places of the words of a clause that begins at ``at``, without those in parentheses, and where the clause ends."""
@@ -272,8 +255,8 @@ class _Statement:
         named = {word.name for word in subquery if word.name in self._known.columns}
         return bool(named) and (not any(word[:2] == ("word", "FROM") for word in subquery) or not named.isdisjoint(self._times_given))
 
-    def _source_places(self, flat: Sequence[int]) -> Iterator[int]:
-        """Yield the places of what stands between FROM, commas and JOIN."""
+    def _sources(self, flat: Sequence[int]) -> Iterator[int]:
+        """Yield the places of what stands between FROM, commas and JOIN. ``flat``: the places of the words of a FROM."""
         words, is_array = self._words, False
         for number in flat:
             text = words[number].text
@@ -282,26 +265,25 @@ class _Statement:
             if text in ("FROM", "JOIN", ",") and not is_array and number + 1 < len(words):
                 yield number + 1
 
-    def _sources(self, flat: Sequence[int]) -> Iterator[_Table | None]:
-        """Yield the sources of a FROM; None for what is no table with a key."""
-        for number in self._source_places(flat):
-            yield self._table(number)
+    def _table(self, flat: Sequence[int]) -> _Table | None:
+        """Return the table of a FROM that has one table and nothing else; ``None`` for others.
 
-    def _table(self, at: int) -> _Table | None:
-        word, after = self._words[at], self._words[at + 1 : at + 3]
-        is_plain = not after or after[0].text not in ("(", ".")
-        if not word.name or not is_plain or word.name in self._subqueries or word.name not in self._columns:
+        Another source may have columns with names such as `s.start_time`, and rows of it may be added to those of the table.
+        """
+        if len(flat) not in (2, 4):
             return None
-        has_alias = len(after) == 2 and after[0].text == "AS"
-        return _Table(word.name, after[1].name if has_alias else word.name, word.place, at + 1 if has_alias else 0)
+        word, after = self._words[flat[1]], [self._words[number] for number in flat[2:]]
+        if not word.name or word.name in self._subqueries or word.name not in self._columns or (after and after[0].text != "AS"):
+            return None
+        return _Table(word.name, after[1].name if after else word.name, word.place, flat[2] if after else 0)
 
     def _comparisons(self, where: Sequence[Word]) -> Iterator[_Comparison]:
         """Yield the comparisons in a WHERE of a column of a key with a constant."""
         for term in terms(where):
             for side, sign, other in sides(term):
-                # The name of the column, or of its table.
                 is_plain = len(side) in (1, 3) and side[-1].name in self._key_names
-                is_column = is_plain and self._given.isdisjoint((side[0].name, side[-1].name))
+                # The name of the table, and of the column, and of a column that has both names with a dot, which ClickHouse prefers.
+                is_column = is_plain and self._given.isdisjoint((side[0].name, side[-1].name, ".".join(word.name for word in side[::2])))
                 kind = self._kind(other) if is_column else ""
                 if kind:
                     yield _Comparison(side, sign, "".join(spaced(other)), kind)
@@ -313,27 +295,16 @@ class _Statement:
             return "texts"
         return self._kind_of_time(words) if len(words) <= _TIME_WORDS_MAX else ""
 
-    def _conditions(self, table: _Table, comparison: _Comparison, *, is_single: bool) -> Iterator[str]:
-        """Yield the condition for the key that a comparison contains.
-
-        In a join, a subquery in WITH may depend on the row of another table, which has a column of the same name.
-        """
+    def _conditions(self, table: _Table, comparison: _Comparison) -> Iterator[str]:
+        """Yield the condition for the key that a comparison contains."""
         side, sign, other, kind = comparison
-        column = self._column(table, side, is_single=is_single)
-        if not column or (kind == "scalar" and not is_single):
+        type_name = self._columns[table.view].get(side[-1].name)
+        if type_name is None or (len(side) == 3 and (side[0].name, side[1].text) != (table.name, ".")):
             return
-        type_name = self._columns[table.view][column]
         if sign in OPPOSITE and _TIME.fullmatch(type_name) and kind != "texts":
-            yield from _of_time(column, type_name, sign, other)
+            yield from _of_time(side[-1].name, type_name, sign, other)
         elif type_name == "String" and sign in ("=", "IN") and kind in ("text", "texts"):
-            yield f"(`{KEY_COLUMN}{column}` {sign} {other})"
-
-    def _column(self, table: _Table, side: Sequence[Word], *, is_single: bool) -> str:
-        """Return the name of the key's column that one side of a comparison is; empty if it is none."""
-        name = side[-1].name
-        is_own = len(side) == 3 and side[0].name == table.name and side[1].text == "."
-        is_alone = len(side) == 1 and is_single
-        return name if (is_own or is_alone) and name in self._columns[table.view] else ""
+            yield f"(`{KEY_COLUMN}{side[-1].name}` {sign} {other})"
 
     def _kind_of_time(self, words: Sequence[Word]) -> str:
         """Return "time" or "scalar" for an expression of constants that is a time; empty for others."""

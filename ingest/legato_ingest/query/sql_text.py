@@ -36,6 +36,8 @@ _TOKEN = re.compile(
 _STRANGE = re.compile(r"[\\\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _FORMAT = re.compile(r" FORMAT (\w+|`\w+`)$")
 _NAMES, _AS, _ARROW, _OPEN = ("word", "quoted"), ("word", "AS"), ("sign", "->"), ("sign", "(")
+# WITH name AS MATERIALIZED (SELECT …).
+_MATERIALIZED = ("word", "MATERIALIZED")
 _BEFORE_TABLE = ("FROM", "JOIN", ",")
 # Words that the canonical text puts before a parenthesis and that are no functions. The SELECT inside `view` is in the tree.
 _CALL_WORDS = frozenset(("columns", "view"))
@@ -88,7 +90,12 @@ def read(canonical: str, own: str = "default", *, of_one_tenant: bool = False) -
 
 def _subqueries(words: list[Token]) -> frozenset[str]:
     """Return the names that WITH gives to subqueries. ``words``: the tokens without spaces."""
-    return frozenset(text.strip("`") for at, (kind, text) in enumerate(words) if kind in _NAMES and words[at + 1 : at + 3] == [_AS, _OPEN])
+    found = set[str]()
+    for at, (kind, text) in enumerate(words):
+        after = words[at + 1 : at + 4]
+        if kind in _NAMES and (after[:2] == [_AS, _OPEN] or after == [_AS, _MATERIALIZED, _OPEN]):
+            found.add(text.strip("`"))
+    return frozenset(found)
 
 
 def check_format(name: str) -> None:
@@ -212,9 +219,10 @@ def _check_words(found: list[Token]) -> None:
     words = [text.upper() for kind, text in found if kind != "space"]
     if ("INTO", "OUTFILE") in zip(words, words[1:], strict=False):
         raise Refused("INTO OUTFILE writes a file")
-    if any(triple == (")", "AS", "(") for triple in zip(words, words[1:], words[2:], strict=False)):
+    opened = (pair for *pair, third in zip(words, words[1:], words[2:], strict=False) if third == "(")
+    if any((a, b) == (")", "AS") or (a == "AS" and b not in ("(", "MATERIALIZED")) for a, b in opened):
         # The syntax tree does not show which columns get these names.
-        raise Refused("a list of columns after the name of a subquery is not accepted: write AS in its SELECT")
+        raise Refused("a list of columns after the name of a subquery or table is not accepted: write AS in a SELECT")
     if "PREWHERE" in words:
         raise Refused("PREWHERE is evaluated before the filter of a tenant: write WHERE")
     # The tree leaves out the expressions of a SHOW.

@@ -68,11 +68,16 @@ CHANGES = f"""
 SELECT what, service, value, toString(toDateTime(min(first_at), 'UTC')) AS first_at, sumIf(n, in_range) AS streams
 FROM
 (
-    SELECT
-        change.1 AS what, service_name AS service, change.2 AS value, {_RANGE} AS in_range, min(start_time) AS first_at, count() AS n
-    FROM streams
-    ARRAY JOIN [('release', service_version::String), ('model', model::String), ('engine', engine_id::String)] AS change
-    WHERE {_BOTH} AND {_WHICH} AND value != ''
+    SELECT change.1 AS what, service, change.2 AS value, in_range, min(start_time) AS first_at, count() AS n
+    FROM
+    (
+        SELECT
+            service_name AS service, start_time, {_RANGE} AS in_range,
+            arrayJoin([('release', service_version::String), ('model', model::String), ('engine', engine_id::String)]) AS change
+        FROM streams
+        WHERE {_BOTH} AND {_WHICH}
+    )
+    WHERE value != ''
     GROUP BY what, service, value, in_range
 )
 WHERE service IN (SELECT service_name FROM streams WHERE {_BEFORE} AND {_WHICH})

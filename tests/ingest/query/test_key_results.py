@@ -33,6 +33,13 @@ NAMED = (
     f"SELECT count() FROM stream_sockets WHERE {HOUR} AND {EARLIER} IN stream_sockets",
     f"SELECT count() FROM stream_sockets AS f WHERE f.{HOUR} AND {EARLIER} NOT IN f",
     f"SELECT countIf(notNullIn({EARLIER}, f)) FROM stream_sockets AS f WHERE f.{HOUR}",
+    # A source beside the table may have a column with this name and a dot.
+    "SELECT count() FROM (SELECT * FROM stream_minutes AS m LEFT JOIN stream_revs AS s ON m.tenant = s.tenant) AS v "
+    "INNER JOIN stream_revs AS s ON v.rev = s.rev WHERE s.service_name = 'api' AND v.minute < '2026-11-20 00:03:00'",
+    f"SELECT count() FROM (SELECT now() AS `s.start_time`) AS v, stream_revs AS s WHERE s.{EARLY}",
+    f"SELECT count() FROM stream_revs AS s ARRAY JOIN [toDateTime64('2026-11-20 00:00:01', 9)] AS `s.start_time` WHERE s.{EARLY}",
+    # A subquery with the name of the table.
+    f"WITH stream_revs AS MATERIALIZED (SELECT * FROM stream_revs WHERE rev = 1) SELECT count() FROM stream_revs WHERE {EARLY}",
     # A name that can be a keyword after WITH.
     "WITH TOTALS AS (SELECT 1), 'web' AS service_name SELECT 7 AS n UNION ALL SELECT count() FROM stream_revs WHERE service_name = 'web'",
     # Names that mean something else there.
