@@ -9,7 +9,7 @@ beginning. While the store has no memory for the smallest piece either, nothing 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
@@ -17,7 +17,7 @@ from operator import attrgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from legato_ingest.errors import StoreUnavailable
+from legato_ingest.errors import StoreError
 from legato_ingest.rollups.backlog import Progress
 from legato_ingest.rollups.pieces import Piece, fits, try_smallest
 
@@ -30,12 +30,16 @@ _log = logging.getLogger("legato")
 
 @dataclass(slots=True, eq=False)
 class _Work:
-    """The next piece of a tenant's periods in a table, and the progress before they were found; ``changed``: before they changed since."""
+    """The next piece of a tenant's periods in a table, and the progress before they were found; ``changed``: before they changed since.
+
+    ``failures``: how often in a row the store had no memory for the smallest piece either.
+    """
 
     table: str
     next: Piece
     before: Progress
     changed: Progress | None = None
+    failures: int = 0
 
     def has(self, table: str, starts_s: set[int]) -> bool:
         return table == self.table and not starts_s.isdisjoint(self.next.starts_s.tolist())
@@ -95,21 +99,38 @@ class Divided:
             self.add(table, replace(of_tenant, starts_s=with_rows(of_tenant)), before)
         return replace(left, apart=tuple((tenant, start) for tenant in sorted(self._works) for start in sorted(starts)))
 
-    def step(self, run: Callable[[str, Piece], None]) -> tuple[str, NDArray[np.int64]] | None:
-        """Call ``run`` for the next table and piece. Return the table and the periods (Unix s) that are complete now, if any are.
+    def compute(self, run: Callable[[str, Piece], None], is_over: Callable[[], bool]) -> Iterator[tuple[str, NDArray[np.int64]]]:
+        """Call ``run`` for tables and pieces until ``is_over()``, and yield the table and the periods (Unix s) that are complete then.
 
-        Raises ``StoreUnavailable``, without dividing anything, if the store has no memory for any of the smallest pieces that it tries.
+        A tenant of which something fails has no further turn in this call. At the end the first such error is raised, at once a
+        ``StoreError`` without a code: the store is away.
         """
-        tenant, works = self._turn()
+        failed = dict[str, StoreError]()
+        while len(failed) < len(self._works):
+            tenant = next(name for name in self._works if name not in failed)
+            try:
+                complete = self._step(tenant, run)
+            except StoreError as error:
+                if not error.code:
+                    raise
+                failed[tenant], complete = error, None
+            if complete is not None:
+                yield complete
+            if is_over():
+                break
+        if failed:
+            raise next(iter(failed.values()))
+
+    def _step(self, tenant: str, run: Callable[[str, Piece], None]) -> tuple[str, NDArray[np.int64]] | None:
+        """Compute or divide the tenant's next piece. Return the table and the periods that are complete now, if any are."""
+        # The tenant's next turn is behind those of the others.
+        works = self._works[tenant] = self._works.pop(tenant)
         work = self._first(works)
         piece = work.next
-        try:
-            is_computed = self._is_computed(piece, partial(run, work.table))
-        except StoreUnavailable:
-            # If only this piece cannot be computed, the tenant's other work has the next turn.
-            works.remove(work)
-            works.append(work)
-            raise
+        # If only this piece cannot be computed, the tenant's other work has the next turn.
+        work.failures += 1
+        is_computed = self._is_computed(piece, partial(run, work.table))
+        work.failures = 0
         if not is_computed:
             self._halve(works, work)
             return None
@@ -124,7 +145,8 @@ class Divided:
         return min([found, *(work.before for works in self._works.values() for work in works)])
 
     def _is_computed(self, piece: Piece, run: Callable[[Piece], None]) -> bool:
-        """Return False if a piece is refused and must be divided; raise as ``step`` does."""
+        """Return False if a piece is refused and must be divided. Raises ``StoreUnavailable`` if the store has no memory for any of the
+        smallest pieces that are tried then: nothing is divided."""
         if fits(piece, run):
             return True
         # In order, nothing is computed before the first period.
@@ -132,17 +154,10 @@ class Divided:
         try_smallest([replace(piece, starts_s=piece.starts_s[first:]) for first in firsts], run)
         return False
 
-    def _turn(self) -> tuple[str, list[_Work]]:
-        """Return the tenant that is next, and its work."""
-        tenant, works = next(iter(self._works.items()))
-        # The tenant's next turn is behind those of the others.
-        self._works[tenant] = self._works.pop(tenant)
-        return tenant, works
-
     def _first(self, works: list[_Work]) -> _Work:
         """Return the work that is next; with ``in_order`` without its periods after the first one of another work."""
         if not self._in_order:
-            return min(works, key=lambda each: each.next.shares)
+            return min(works, key=lambda each: (each.failures, each.next.shares))
         work, *others = sorted(works, key=lambda each: int(each.next.starts_s[0]))
         starts_s = work.next.starts_s
         older = starts_s < min((each.next.starts_s[0] for each in others), default=starts_s[-1] + 1)

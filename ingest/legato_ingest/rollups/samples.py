@@ -142,10 +142,8 @@ class SampleRollup:
             del left[start]
 
     def _compute_divided(self, divided: Divided, next_rolled_ms: Callable[[], int], is_over: Callable[[], bool]) -> None:
-        while divided:
-            divided.step(lambda _, piece: self._compute_piece(piece, next_rolled_ms()))
-            if is_over():
-                return
+        for _ in divided.compute(lambda _, piece: self._compute_piece(piece, next_rolled_ms()), is_over):
+            pass
 
     def _compute_piece(self, piece: Piece, rolled_ms: int) -> None:
         starts_s = piece.starts_s

@@ -295,13 +295,11 @@ class RollupWorker(PeriodicWorker[RollupResult]):
                 rollup = self._minutes_sql[table].rollup
                 self._compute_piece(source, rollup, result, self._pending.next_rolled_ms(), piece)
 
-        divided = self._pending.divided
-        is_due = bool(divided)
-        while is_due and not self.stopping:
-            complete = divided.step(run)
-            if complete and complete[0] in (rollup.table for rollup in STREAM_ROLLUPS):
-                self._pending.changed(complete[1])
-            is_due = bool(divided) and time.monotonic() < ends_s
+        if self.stopping:
+            return
+        for table, starts_s in self._pending.divided.compute(run, lambda: self.stopping or time.monotonic() >= ends_s):
+            if table in (rollup.table for rollup in STREAM_ROLLUPS):
+                self._pending.changed(starts_s)
 
     # Columns do not change while a store is open.
     @cached_property

@@ -20,6 +20,8 @@ from legato._timeline import pack
 from legato_gpu_agent.agent.otlp_spans import Engine, Step, steps_request
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.batch import Limits
+from legato_ingest.rollups.divided import Divided
+from legato_ingest.rollups.pieces import Piece
 from legato_ingest.rollups.worker import RollupWorker
 from legato_ingest.settings import load
 from legato_ingest.storage import Store
@@ -42,6 +44,7 @@ __all__ = [
     "judgements",
     "minutes",
     "one",
+    "one_step",
     "rolled_at",
     "rollup_worker",
     "scattered",
@@ -75,6 +78,11 @@ DIMENSIONS: Mapping[str, Sequence[str]] = {
     "legato.stream.vantage": ("client", "client", "server"),
     "legato.client.hash": ("", "alice", "bob"),
 }
+
+
+def one_step(divided: Divided, run: Callable[[str, Piece], None]) -> None:
+    """Compute or divide one piece of the tenant that is next. Raises the ``StoreError`` of ``run``."""
+    list(divided.compute(run, lambda: True))
 
 
 class Double:

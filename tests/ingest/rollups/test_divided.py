@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from helpers.builders.batches import received_spans
-from helpers.builders.rollup_rows import MINUTE_NS, THEN_NS, rollup_worker
+from helpers.builders.rollup_rows import MINUTE_NS, THEN_NS, one_step, rollup_worker
 from helpers.builders.spans import SECOND_NS
 from helpers.builders.worst_bodies import NATIVE, span, spans, text
 from helpers.dashboards.minutes import differences
@@ -82,7 +82,7 @@ def test_all_is_computed_from_its_newest_rows(
                 divided.add("t", piece, found)
         for _ in range(count):
             if divided:
-                divided.step(lambda table, piece: store.run(piece))
+                one_step(divided, lambda table, piece: store.run(piece))
         missing = min((each for cell, numbers in changes.items() for each in numbers if each > store.oldest(cell)), default=number + 1)
         assert divided.progress((number + 1, 0)) <= (missing, missing)
         # A tenant that takes little memory waits for no other.
@@ -92,7 +92,7 @@ def test_all_is_computed_from_its_newest_rows(
             older = ((tenant, each) for each in MINUTES if each < minute and store.rows.get((tenant, each)) == version)
             assert (tenant, minute) in lacks or lacks.isdisjoint(older)
     while divided:
-        divided.step(lambda table, piece: store.run(piece))
+        one_step(divided, lambda table, piece: store.run(piece))
     assert not store.lacks() and not divided.keeps_progress and divided.progress((9, 9)) == (9, 9)
 
 
@@ -112,10 +112,10 @@ def test_tenants_have_their_turns_and_small_pieces_come_first() -> None:
     divided.add("t", Piece(np.array([0], np.int64), tenants=("b",)), NO_PROGRESS)
     assert not divided.keeps_progress
     for _ in range(6):
-        divided.step(run)
+        one_step(divided, run)
     assert order == [("b", 0), ("b", 0)]
     while divided:
-        divided.step(run)
+        one_step(divided, run)
     assert order[2] == ("a", 0) and not store.lacks()
 
 
@@ -124,7 +124,7 @@ def test_minutes_of_one_tenant_wait_beside_its_shares_of_keys() -> None:
     store, divided = Rolled({("a", 60): 40}), Divided()
     store.rows = {("a", minute): 1 for minute in (60, 120)}
     divided.add("t", Piece(np.array([60], np.int64), tenants=("a",)), NO_PROGRESS)
-    divided.step(lambda table, piece: store.run(piece))
+    one_step(divided, lambda table, piece: store.run(piece))
     later = divided.left_out("t", np.array([60, 120], np.int64), (1, 1))
     divided.add("t", replace(later, tenants=("a",)), (1, 1))
     divided.add("t", Piece(np.array([180, 240], np.int64), tenants=("a",)), (1, 1))
@@ -136,7 +136,7 @@ def test_minutes_of_one_tenant_wait_beside_its_shares_of_keys() -> None:
             computed.append(piece.starts_s.tolist())
 
     while divided:
-        divided.step(run)
+        one_step(divided, run)
     assert computed[:2] == [[120], [180, 240]] and not store.lacks()
 
 
@@ -155,7 +155,7 @@ def test_nothing_is_divided_while_the_store_has_no_memory(in_order: bool, count:
     def fail() -> None:
         with pytest.raises(StoreUnavailable):
             while divided:
-                divided.step(run)
+                one_step(divided, run)
 
     for number in range(count):
         divided.add("t", Piece(np.array([0, 60], np.int64), tenants=(f"tenant {number}",)), NO_PROGRESS)
@@ -163,7 +163,7 @@ def test_nothing_is_divided_while_the_store_has_no_memory(in_order: bool, count:
         fail()
     has_memory = True
     if count == 1:
-        divided.step(run)
+        one_step(divided, run)
         assert done == ["tenant 0"] and not divided
         return
     for _ in range(100):
@@ -187,8 +187,65 @@ def test_a_minute_that_never_fits_keeps_no_other_of_its_tenant(has_key: bool) ->
     for _ in range(40):
         if store.lacks() != {("a", never)}:
             with contextlib.suppress(StoreUnavailable):
-                divided.step(run)
+                one_step(divided, run)
     assert store.lacks() == {("a", never)}
+
+
+def test_a_minute_that_never_fits_keeps_no_divided_one_of_its_tenant() -> None:
+    """However many shares the other one has."""
+    divided = Divided()
+
+    def run(table: str, piece: Piece) -> None:
+        if 0 in piece.starts_s or piece.shares < 8:
+            raise REFUSED
+
+    for minute in (0, 60):
+        divided.add("t", Piece(np.array([minute], np.int64), tenants=("a",)), NO_PROGRESS)
+    done = list[int]()
+    # A call ends with the first failure of its only tenant.
+    for _ in range(20):
+        with contextlib.suppress(StoreUnavailable):
+            for _, starts_s in divided.compute(run, lambda: False):
+                done += starts_s.tolist()
+    assert done == [60] and bool(divided)
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+def test_tenants_that_never_fit_take_no_turn_of_another(in_order: bool) -> None:
+    """In one call each of them fails once, and the other one is computed as a whole."""
+    divided, failed, done = Divided(in_order=in_order), list[str](), list[int]()
+
+    def run(table: str, piece: Piece) -> None:
+        (tenant,) = piece.tenants or ("",)
+        if tenant != "fits" or piece.shares < 64:
+            failed.extend([tenant] * piece.is_smallest)
+            raise REFUSED
+
+    for tenant in (*(f"never {number}" for number in range(20)), "fits"):
+        divided.add("t", Piece(np.array([0], np.int64), tenants=(tenant,)), NO_PROGRESS)
+
+    def call() -> None:
+        for _, starts_s in divided.compute(run, lambda: False):
+            done.extend(starts_s.tolist())
+
+    with pytest.raises(StoreUnavailable):
+        call()
+    assert done == [0] and sorted(failed) == sorted(f"never {number}" for number in range(20))
+
+
+def test_a_store_that_is_away_ends_the_call() -> None:
+    """Nothing else is tried."""
+    divided, calls = Divided(), list[Piece]()
+
+    def run(table: str, piece: Piece) -> None:
+        calls.append(piece)
+        raise StoreUnavailable("it does not answer")
+
+    for tenant in "abc":
+        divided.add("t", Piece(np.array([0], np.int64), tenants=(tenant,)), NO_PROGRESS)
+    with pytest.raises(StoreUnavailable, match="does not answer"):
+        one_step(divided, run)
+    assert len(calls) == 1
 
 
 def test_what_cannot_be_computed_stops_no_other_rollup(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +256,7 @@ def test_what_cannot_be_computed_stops_no_other_rollup(store: Store, monkeypatch
     rolling._pending.divided.add("stream_minutes", Piece(np.array([THEN_NS // SECOND_NS], np.int64), tenants=("heavy",)), NO_PROGRESS)
     put(store, ExportTraceServiceRequest.FromString(spans([span(NATIVE, THEN_NS + MINUTE_NS, THEN_NS + MINUTE_NS + SECOND_NS)])), "other")
     with monkeypatch.context() as refusing:
-        refusing.setattr(Divided, "step", lambda *_: (_ for _ in ()).throw(REFUSED))
+        refusing.setattr(Divided, "_step", lambda *_: (_ for _ in ()).throw(REFUSED))
         rolling.step()
     assert streams(store)["other", 1] == 1 and rolling._pending.divided
     assert rolling._metrics.errors.labels("rollup", "StoreUnavailable")._value.get() == 1

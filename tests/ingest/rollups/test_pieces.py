@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from helpers.builders.batches import received_spans
-from helpers.builders.rollup_rows import MINUTE_NS, THEN_NS, Double, committing, one, rollup_worker, send
+from helpers.builders.rollup_rows import MINUTE_NS, THEN_NS, Double, committing, one, one_step, rollup_worker, send
 from helpers.builders.spans import SECOND_NS
 from helpers.builders.worst_bodies import NATIVE, span, spans, text
 from helpers.dashboards.minutes import differences
@@ -39,7 +39,7 @@ def in_pieces(starts_s: np.ndarray[Any, np.dtype[np.int64]], run: Callable[[Piec
     divided = Divided(in_order=True)
     divided.add("test", Piece(starts_s, tenants=("",)), NO_PROGRESS)
     while divided:
-        divided.step(lambda _, piece: run(piece))
+        one_step(divided, lambda _, piece: run(piece))
 
 
 def covers(piece: Piece, hashed: int) -> bool:
