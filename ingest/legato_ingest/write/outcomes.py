@@ -32,6 +32,8 @@ RETRY_S = 1.0
 # A tenant with so many batches that failed alone has further ones set aside without a further try (or after four for which the store had no
 # memory), unless no insert has ended well for so long: then the fault may be that of the process.
 _ALONE_MAX, _ENDED_WELL_S = 8, 15.0
+# What cannot be set aside is tried again after this time.
+_LEFT_S = 10.0
 
 
 class Outcomes:
@@ -47,7 +49,7 @@ class Outcomes:
         # The number of inserts that ended well, and when the last one did (monotonic, s).
         self._inserts, self._stored_s = 0, float("-inf")
         # Each sets a body aside that cannot be converted and could not be set aside before.
-        self._left = deque[Callable[[], None]]()
+        self._left, self._left_at_s = deque[Callable[[], None]](), float("-inf")
 
     def hold(self, group: Iterable[Waiting], sign: int = 1) -> None:
         """Count the bytes of batches that were accepted, or with -1 of those that have left."""
@@ -183,12 +185,20 @@ class Outcomes:
         self._left.append(again)
 
     def _set_left_aside(self) -> None:
-        try:
-            while self._left:
-                self._left[0]()
-                self._left.popleft()
-        except (StoreUnavailable, MemoryError) as error:
-            _log.warning("requests that cannot be converted still cannot be set aside: %s", error or "no memory")
+        """Try each of what is left, and again after a pause what fails."""
+        if time.monotonic() < self._left_at_s:
+            return
+        reason = ""
+        for _ in range(len(self._left)):
+            again = self._left.popleft()
+            try:
+                again()
+            except (StoreUnavailable, MemoryError) as error:
+                reason = str(error) or "no memory"
+                self._left.append(again)
+        self._left_at_s = time.monotonic() + _LEFT_S
+        if reason:
+            _log.warning("requests that cannot be converted still cannot be set aside: %s", reason)
 
     def leave_log(self, all_stored: Iterable[Entry]) -> None:
         """Bodies of which all batches are stored leave the log."""

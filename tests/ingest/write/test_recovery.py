@@ -107,6 +107,7 @@ def test_what_could_not_be_set_aside_is_set_aside_later(
         set_aside(self, segment, payload)
 
     monkeypatch.setattr(WriteAheadLog, "set_aside", refusing)
+    monkeypatch.setattr("legato_ingest.write.outcomes._LEFT_S", 0.0)
     failing(monkeypatch, KeyError("of another version"), int(is_readable))
     with logging_to(tmp_path, store, recovers=True) as committer:
         monkeypatch.setattr(type(committer._lanes), "bytes_max", 0)
