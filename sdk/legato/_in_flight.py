@@ -48,20 +48,25 @@ class InFlight:
         after_fork(self._reset)
 
     def _reset(self) -> None:
-        self._starting = threading.Lock()
+        # Re-entrant: the handler of a signal may begin a stream while its thread starts this one.
+        self._starting, self._is_starting = threading.RLock(), False
         self._thread: threading.Thread | None = None
         self._report: Callable[[], object] | None = None
         self._seen: set[tuple[str, str]] = set()
 
     def start(self) -> None:
         """Start the thread, if it does not run. Called with each stream."""
-        # Who is starting it may be the code that the handler of a signal has interrupted to come here.
-        if self._thread is None and self._starting.acquire(blocking=False):
+        if self._thread is not None:
+            return
+        with self._starting:
+            if self._is_starting or self._thread is not None:
+                return
+            self._is_starting = True
             try:
                 with guard("start of a thread"):
-                    self._thread = self._thread or in_background("legato-in-flight", self._run)
+                    self._thread = in_background("legato-in-flight", self._run)
             finally:
-                self._starting.release()
+                self._is_starting = False
 
     def close(self) -> None:
         """Send the end of the series that were sent."""

@@ -53,8 +53,10 @@ class Sender:
         after_fork(self._reset)
 
     def _reset(self) -> None:
-        # A condition's lock is re-entrant, so the handler of a signal may flush whatever it interrupts.
-        self._changed = threading.Condition()
+        # Re-entrant, so the handler of a signal may flush whatever it interrupts. Not the condition is entered, which is Python code: a
+        # handler that raises there would leave the lock held for ever.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._queue: deque[tuple[Any, bool]] = deque()
         self._taken = self._done = self._urgent = self._oldest_ns = self._bytes = 0
         self._has_failed = False
@@ -64,14 +66,14 @@ class Sender:
     def start(self) -> None:
         """Start the thread, if it does not run. Called with each stream, because a process that ends can start no thread."""
         if self._thread is None or self._thread.is_over:
-            with guard("start of a thread"), self._changed:
+            with guard("start of a thread"), self._lock:
                 if self._thread is None or self._thread.is_over:
                     self._thread = in_background("legato-sender", self._run)
 
     def put(self, span: Any, *, is_stream: bool) -> None:
         """Queue an ended span; it never waits. If the queue is full, the span is dropped and a stream is counted as lost."""
         size = _size_of(span)
-        with self._changed:
+        with self._lock:
             if len(self._queue) >= self._queue_max or self._bytes + size > _QUEUE_BYTES_MAX:
                 self._drop(is_stream)
                 return
@@ -88,7 +90,7 @@ class Sender:
 
     def flush(self, timeout_s: float) -> bool:
         """Export the spans that were put before this call. Return False on time-out and if an export failed since the previous call."""
-        with hurry(), self._changed:
+        with hurry(), self._lock:
             target = self._urgent = self._taken
             self._changed.notify_all()
             is_done = self._changed.wait_for(lambda: self._done >= target, max(0.0, timeout_s))
@@ -119,7 +121,7 @@ class Sender:
 
     def _next_batch(self, due: float) -> list[tuple[Any, bool]]:
         """Wait for a span, and for more of them until ``due`` (monotonic), a full batch or a flush: briefly after a quiet time."""
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: bool(self._queue))
             wait_s = max(due - time.monotonic(), min(_GATHER_S, self._interval_s))
             self._changed.wait_for(self._is_urgent, wait_s)
@@ -143,7 +145,7 @@ class Sender:
         streams = sum(is_stream for _, is_stream in batch)
         tally.add("exported" if is_accepted else "failed", streams)
         tally.add("waiting", -streams)
-        with self._changed:
+        with self._lock:
             self._done += len(batch)
             self._has_failed = self._has_failed or not is_accepted
             self._changed.notify_all()

@@ -70,7 +70,8 @@ class Worker:
         self._over: list[weakref.ref[StreamRecorder]] = []
         self._counts = {"started": 0, "ended": 0, "snapshots": 0, "silences": 0, "inline": 0}
         self._thread: Background | None = None
-        self._starting = threading.Lock()
+        # Re-entrant: the handler of a signal may begin a stream while its thread starts the worker.
+        self._starting, self._is_starting = threading.RLock(), False
         # Not the condition itself, of which a handler of a signal that raises may leave the lock held.
         self._counting = threading.RLock()
         self._idle = threading.Condition(self._counting)
@@ -109,9 +110,9 @@ class Worker:
 
     def flush(self, timeout_s: float = 5.0) -> bool:
         """Wait until every stream that has ended is a span. Return False on time-out."""
-        if self._thread is None and not self._starting.locked():
+        if self._thread is None and not self._is_starting:
             return True
-        with hurry(), self._idle:
+        with hurry(), self._counting:
             return self._idle.wait_for(lambda: self._busy <= 0, timeout_s)
 
     def stats(self) -> Mapping[str, int]:
@@ -160,17 +161,16 @@ class Worker:
             warn_once("ended", "streams are lost at the end of the process: %d. The endpoint did not accept them in time.", waiting)
 
     def _start(self) -> None:
-        # Who is starting it may be the code that the handler of a signal has interrupted to come here.
-        if not self._starting.acquire(blocking=False):
-            return
-        try:
-            if self._thread is not None and not self._thread.is_over:
+        with self._starting:
+            if self._is_starting or (self._thread is not None and not self._thread.is_over):
                 return
-            with guard("start of a thread"):
-                before_end(self.close)
-                self._thread = in_background("legato-worker", self._run)
-        finally:
-            self._starting.release()
+            self._is_starting = True
+            try:
+                with guard("start of a thread"):
+                    before_end(self.close)
+                    self._thread = in_background("legato-worker", self._run)
+            finally:
+                self._is_starting = False
 
     def _run(self) -> None:
         due_ns = now_ns()

@@ -16,6 +16,7 @@ from helpers.servers.waiting import until
 from legato._sender import BATCH_MAX, Sender
 from legato._tally import tally
 from legato._timeline import TIMELINE
+from legato._worker import Worker
 
 HOUR_S = 3600.0
 
@@ -59,6 +60,25 @@ def test_spans_leave_in_order_and_batches(fates: Callable[[], dict[str, int]]) -
     assert [number for batch in endpoint.batches for number in batch] == list(range(BATCH_MAX + 40))
     assert max(map(len, endpoint.batches)) <= BATCH_MAX
     assert fates() == {"exported": (BATCH_MAX + 40) // 2} and endpoint.made == 1
+
+
+class Interrupted(threading.Condition):
+    """A condition in which a handler of a signal raises once its lock is held: `with` never leaves it then."""
+
+    def __enter__(self) -> bool:
+        super().__enter__()
+        raise TimeoutError("the time limit of the application")
+
+
+def test_no_interruption_leaves_the_lock_held(fates: Callable[[], dict[str, int]]) -> None:
+    """The lock is taken in C, where no handler runs: a condition's `with` is Python code."""
+    endpoint = Endpoint()
+    sender, worker = Sender(endpoint.make, 0.01), Worker(0)
+    sender._changed, worker._idle = Interrupted(sender._lock), Interrupted(worker._counting)
+    sender.put("span", is_stream=True)
+    assert sender.flush(60) and endpoint.batches == [["span"]] and fates() == {"exported": 1}
+    worker._is_starting = True
+    assert worker.flush(60)
 
 
 class Long:
