@@ -118,7 +118,8 @@ def test_the_failures_of_a_part_are_counted_whatever_is_recorded_of_others(backe
     for _ in range(5):
         assert isinstance(run(delivery, streams(*range(6))), Failed)
         delivery.recorded({0: 0, 1: 2**62}.__getitem__)
-    assert run(delivery, streams(*range(6))) is None and sorted(sent(backend)) == [0, 1, 2, 3, 5]
+    # If the last one of them fails, one that was accepted is sent once more.
+    assert run(delivery, streams(*range(6))) is None and set(sent(backend)) == {0, 1, 2, 3, 5} and len(sent(backend)) <= 6
 
 
 @pytest.mark.parametrize("bad", [(), (4,), (0, 1, 2, 3)])
