@@ -122,8 +122,7 @@ def _source(table: _Table) -> str:
 class _Comparison(NamedTuple):
     """A comparison in WHERE. ``side``: the words of a column. ``other``: the text of what it is compared with.
 
-    ``kind``: "text", which may be read as a time; "texts", a list of them or a String parameter; "time", an expression; or "scalar", an
-    expression with a name that WITH gives to a subquery.
+    ``kind``: "text", which may be read as a time; "texts", a list of them or a String parameter; or "time", an expression.
     """
 
     side: Sequence[Word]
@@ -138,12 +137,13 @@ class _Statement:
         self._key_names = frozenset(name for of_table in columns.values() for name in of_table)
         self._words = words = list(words_of(found))
         self._closes = closes_of(words)
-        # By place, the names that the statement gives to something, and those of them that it gives not to a table alone. Such a name is no
-        # column of a key, wherever it stands: what it means there would have to be decided as ClickHouse does.
+        # By place, the names that the statement gives to something.
         self._names = dict(given_names(words))
         self._times_given = Counter(self._names.values())
-        self._qualifiers = {word.name for word, after in pairwise(words) if after.text == "."}
+        # Those that it does not give to a table alone. Such a name is no column of a key, wherever it stands: what it means there would
+        # have to be decided as ClickHouse does.
         self._given = frozenset[str]()
+        self._qualifiers = {word.name for word, after in pairwise(words) if after.text == "."}
         # The names that may be tables on the right side of IN.
         self._in_names = frozenset[str]()
         self._scalars = frozenset[str]()
@@ -293,7 +293,7 @@ class _Statement:
             return "text"
         if _are_strings(words):
             return "texts"
-        return self._kind_of_time(words) if len(words) <= _TIME_WORDS_MAX else ""
+        return "time" if len(words) <= _TIME_WORDS_MAX and self._is_time(words) else ""
 
     def _conditions(self, table: _Table, comparison: _Comparison) -> Iterator[str]:
         """Yield the condition for the key that a comparison contains."""
@@ -306,24 +306,23 @@ class _Statement:
         elif type_name == "String" and sign in ("=", "IN") and kind in ("text", "texts"):
             yield f"(`{KEY_COLUMN}{side[-1].name}` {sign} {other})"
 
-    def _kind_of_time(self, words: Sequence[Word]) -> str:
-        """Return "time" or "scalar" for an expression of constants that is a time; empty for others."""
+    def _is_time(self, words: Sequence[Word]) -> bool:
+        """Whether an expression is a time, of constants and of names that WITH gives to subqueries with one row."""
         if len(words) == 1 and words[0].kind == "parameter":
-            return "time" if _TIME_PARAMETER.fullmatch(words[0].text) else ""
-        is_time = has_scalar = False
+            return _TIME_PARAMETER.fullmatch(words[0].text) is not None
+        is_time = False
         for at, word in enumerate(words):
             if word.name:
                 name, is_called = word.name.lower(), words[at + 1 : at + 2] != [] and words[at + 1].text == "("
                 is_scalar, is_call = not is_called and word.name in self._scalars, is_called and name in _FUNCTIONS
                 if is_call and name == "cast" and not _CAST_TO.fullmatch(words[at + close_of(words[at + 1 :])].text):
-                    return ""
+                    return False
                 is_time |= is_scalar or (is_call and name in _TIMES)
-                has_scalar |= is_scalar
                 if not is_scalar and not is_call and word[:2] not in (("word", "AND"), ("word", "OR"), ("word", "NOT")):
-                    return ""
+                    return False
             elif word.kind == "sign" and word.text not in _SIGNS:
-                return ""
-        return ("scalar" if has_scalar else "time") if is_time else ""
+                return False
+        return is_time
 
 
 def _are_strings(words: Sequence[Word]) -> bool:
