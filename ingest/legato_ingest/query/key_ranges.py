@@ -194,13 +194,18 @@ class _Statement:
         return bool(word.name) and word.name not in self._known.tables and word.name not in self._subqueries
 
     def _froms(self) -> Iterator[tuple[list[int], int]]:
-        """Yield for each FROM the places of the words in it that are not in parentheses, and where it ends."""
-        selects = list[int]()
-        for at, word in enumerate(self._words):
+        """Yield for each FROM the places of the words in it that are not in parentheses, and where it ends.
+
+        The operator IS DISTINCT FROM is no FROM.
+        """
+        selects, words = list[int](), self._words
+        for at, word in enumerate(words):
             while selects and selects[-1] > word.depth:
                 selects.pop()
             if word[:2] == ("word", "SELECT"):
                 selects.append(word.depth)
+            elif [each.text for each in words[max(at - 2, 0) : at]] == ["IS", "DISTINCT"]:
+                continue
             elif word[:2] == ("word", "FROM") and selects and selects[-1] == word.depth:
                 selects.pop()
                 yield self._clause(at)

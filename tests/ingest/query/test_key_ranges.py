@@ -123,6 +123,9 @@ def test_what_is_not_certain_is_left(where: str) -> None:
         ("SELECT 1 AS `s.start_time` FROM streams AS s WHERE s.start_time > now()", 0),
         ("SELECT 1 AS `p99.9` FROM streams AS s WHERE s.start_time > now()", 1),
         ("SELECT 1 FROM streams SAMPLE 1 / 2 WHERE start_time > now()", 0),
+        # An operator with the word FROM.
+        ("SELECT z FROM (SELECT (SELECT w IS DISTINCT FROM streams WHERE start_time > now()) AS z FROM (SELECT 1 AS w))", 0),
+        ("SELECT value IS DISTINCT FROM 1 FROM streams WHERE start_time > now()", 1),
         # What IN may read.
         ("SELECT 1 FROM streams AS s WHERE (s.start_time > now()) AND (value IN (s))", 0),
         ("SELECT globalNotInIgnoreSet(value, s) FROM streams AS s WHERE s.start_time > now()", 0),
