@@ -23,7 +23,7 @@ from opentelemetry.sdk.resources import Resource
 from legato._clock import now_ns
 from legato._errors import guard
 from legato._exits import after_fork
-from legato._pace import check, in_background, waits_since
+from legato._pace import Starter, check, in_background, waits_since
 from legato._worker import worker
 
 __all__ = ["InFlight"]
@@ -48,25 +48,18 @@ class InFlight:
         after_fork(self._reset)
 
     def _reset(self) -> None:
-        # Re-entrant: the handler of a signal may begin a stream while its thread starts this one.
-        self._starting, self._is_starting = threading.RLock(), False
+        self._starter = Starter()
         self._thread: threading.Thread | None = None
         self._report: Callable[[], object] | None = None
         self._seen: set[tuple[str, str]] = set()
 
     def start(self) -> None:
         """Start the thread, if it does not run. Called with each stream."""
-        if self._thread is not None:
-            return
-        with self._starting:
-            if self._is_starting or self._thread is not None:
-                return
-            self._is_starting = True
-            try:
-                with guard("start of a thread"):
-                    self._thread = in_background("legato-in-flight", self._run)
-            finally:
-                self._is_starting = False
+        if self._thread is None:
+            self._starter.start(lambda: self._thread is not None, self._start)
+
+    def _start(self) -> None:
+        self._thread = in_background("legato-in-flight", self._run)
 
     def close(self) -> None:
         """Send the end of the series that were sent."""

@@ -21,11 +21,12 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from legato._clock import now_ns
+from legato._errors import guard
 from legato._exits import after_fork
 from legato._greenlets import end_copies, note
 from legato._signals import without_signals
 
-__all__ = ["Background", "Copied", "Paced", "breathe", "check", "hurry", "in_background", "waits_since"]
+__all__ = ["Background", "Copied", "Paced", "Starter", "breathe", "check", "hurry", "in_background", "waits_since"]
 
 # Lengths of a slice in ns and of the pause after it in s: in general, of late work, and of work that a flush waits for.
 _CALM, _LATE, _HURRIED = (250_000, 0.0025), (400_000, 0.001), (600_000, 0.0001)
@@ -46,6 +47,26 @@ class Background(threading.Thread):
     """A thread that says when it is over. If a signal's handler raises within `is_alive`, Python takes a thread that runs for ended."""
 
     is_over = False
+
+
+class Starter:
+    """Starts a background thread once, also if the handler of a signal begins a stream within the start: that call returns at once."""
+
+    def __init__(self) -> None:
+        # Re-entrant, and with a flag: an interruption between both leaves nothing held.
+        self._lock, self.is_starting = threading.RLock(), False
+
+    def start(self, runs: Callable[[], bool], start: Callable[[], None]) -> None:
+        """Call ``start``, unless the thread runs or is being started. Its exceptions are counted, and not raised."""
+        with self._lock:
+            if self.is_starting or runs():
+                return
+            self.is_starting = True
+            try:
+                with guard("start of a thread"):
+                    start()
+            finally:
+                self.is_starting = False
 
 
 def in_background(name: str, work: Callable[[], None]) -> Background:

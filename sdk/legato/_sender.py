@@ -20,9 +20,9 @@ from opentelemetry import context
 from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY
 
 from legato._clock import now_ns
-from legato._errors import guard, warn_once
+from legato._errors import warn_once
 from legato._exits import after_fork
-from legato._pace import Background, Paced, check, hurry, in_background, waits_since
+from legato._pace import Background, Paced, Starter, check, hurry, in_background, waits_since
 from legato._tally import tally
 from legato._timeline import TIMELINE
 
@@ -56,7 +56,7 @@ class Sender:
         # Re-entrant, so the handler of a signal may flush whatever it interrupts. Not the condition is entered, which is Python code: a
         # handler that raises there would leave the lock held for ever.
         self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
+        self._changed, self._starter = threading.Condition(self._lock), Starter()
         self._queue: deque[tuple[Any, bool]] = deque()
         self._taken = self._done = self._urgent = self._oldest_ns = self._bytes = 0
         self._has_failed = False
@@ -65,10 +65,14 @@ class Sender:
 
     def start(self) -> None:
         """Start the thread, if it does not run. Called with each stream, because a process that ends can start no thread."""
-        if self._thread is None or self._thread.is_over:
-            with guard("start of a thread"), self._lock:
-                if self._thread is None or self._thread.is_over:
-                    self._thread = in_background("legato-sender", self._run)
+        if not self._runs():
+            self._starter.start(self._runs, self._start)
+
+    def _runs(self) -> bool:
+        return self._thread is not None and not self._thread.is_over
+
+    def _start(self) -> None:
+        self._thread = in_background("legato-sender", self._run)
 
     def put(self, span: Any, *, is_stream: bool) -> None:
         """Queue an ended span; it never waits. If the queue is full, the span is dropped and a stream is counted as lost."""

@@ -23,7 +23,7 @@ from legato._application import flush_application
 from legato._clock import now_ns, wall_ns
 from legato._errors import faults, guard, warn_once
 from legato._exits import PATIENCE_S, after_fork, before_end, renew
-from legato._pace import Background, breathe, check, hurry, in_background, waits_since
+from legato._pace import Background, Starter, breathe, check, hurry, in_background, waits_since
 from legato._recorder import End, StreamRecorder
 from legato._replies import replies
 from legato._route import Route, fate_of_unrecorded, own
@@ -70,8 +70,7 @@ class Worker:
         self._over: list[weakref.ref[StreamRecorder]] = []
         self._counts = {"started": 0, "ended": 0, "snapshots": 0, "silences": 0, "inline": 0}
         self._thread: Background | None = None
-        # Re-entrant: the handler of a signal may begin a stream while its thread starts the worker.
-        self._starting, self._is_starting = threading.RLock(), False
+        self._starter = Starter()
         # Not the condition itself, of which a handler of a signal that raises may leave the lock held.
         self._counting = threading.RLock()
         self._idle = threading.Condition(self._counting)
@@ -89,8 +88,8 @@ class Worker:
             self._counts["started"] += 1
         key = id(recorder)
         self._live[key] = _Live(key, weakref.ref(recorder), recorder.start_ns + self._interval_ns)
-        if self._thread is None or self._thread.is_over:
-            self._start()
+        if not self._runs():
+            self._starter.start(self._runs, self._start)
 
     def finish(self, recorder: StreamRecorder) -> None:
         """Queue an ended stream. If the queue is full, the calling thread builds the span itself; it never waits."""
@@ -110,7 +109,7 @@ class Worker:
 
     def flush(self, timeout_s: float = 5.0) -> bool:
         """Wait until every stream that has ended is a span. Return False on time-out."""
-        if self._thread is None and not self._is_starting:
+        if self._thread is None and not self._starter.is_starting:
             return True
         with hurry(), self._counting:
             return self._idle.wait_for(lambda: self._busy <= 0, timeout_s)
@@ -160,17 +159,12 @@ class Worker:
         if waiting := tally.counts()["waiting"]:
             warn_once("ended", "streams are lost at the end of the process: %d. The endpoint did not accept them in time.", waiting)
 
+    def _runs(self) -> bool:
+        return self._thread is not None and not self._thread.is_over
+
     def _start(self) -> None:
-        with self._starting:
-            if self._is_starting or (self._thread is not None and not self._thread.is_over):
-                return
-            self._is_starting = True
-            try:
-                with guard("start of a thread"):
-                    before_end(self.close)
-                    self._thread = in_background("legato-worker", self._run)
-            finally:
-                self._is_starting = False
+        before_end(self.close)
+        self._thread = in_background("legato-worker", self._run)
 
     def _run(self) -> None:
         due_ns = now_ns()

@@ -77,7 +77,7 @@ def test_no_interruption_leaves_the_lock_held(fates: Callable[[], dict[str, int]
     sender._changed, worker._idle = Interrupted(sender._lock), Interrupted(worker._counting)
     sender.put("span", is_stream=True)
     assert sender.flush(60) and endpoint.batches == [["span"]] and fates() == {"exported": 1}
-    worker._is_starting = True
+    worker._starter.is_starting = True
     assert worker.flush(60)
 
 

@@ -7,7 +7,8 @@ each row of a table, comparisons of one column with a constant, and reads the ta
 alone and in a form that fails on no value. The reader's own conditions stay where they are.
 
 A condition that is not found costs time: all rows of the tenant are read. One that is found wrongly costs the reader rows, and shows
-nothing of others. So only plain forms count, and names that might mean something else do not. The module runs nothing.
+nothing of others. So only plain forms count: a table that stands in its FROM alone, and names that the statement gives to nothing. The
+module runs nothing.
 """
 
 from __future__ import annotations
