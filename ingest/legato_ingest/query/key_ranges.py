@@ -166,10 +166,19 @@ class _Statement:
                 yield from self._with_conditions(table, flat, end)
 
     def _is_strange(self) -> bool:
-        """Whether the statement gives the name of a keyword, or of what is written, or reads a column that ClickHouse adds to a table."""
-        names = self._times_given.keys()
-        is_written = {name.lower() for name in names} & _WRITTEN
-        return bool(is_written or names & _KEYWORDS or _VIRTUAL & {word.name for word in self._words})
+        """Whether the statement gives the name of a keyword, or of what is written, or reads what ClickHouse names itself.
+
+        That are columns which it adds to a table, and scalar subqueries without a name: it numbers them, and counts what is written. A
+        pattern may match such names.
+        """
+        given, names = self._times_given.keys(), {word.name for word in self._words}
+        is_written = {name.lower() for name in given} & _WRITTEN
+        before = [("", ""), *((first.text, second.text) for first, second in pairwise(self._words))]
+        has_pattern = any(
+            each.kind == "string" and (texts[1] in ("EXCEPT", "STRICT") or texts == ("COLUMNS", "("))
+            for each, texts in zip(self._words[1:], before, strict=False)
+        )
+        return bool(is_written or given & _KEYWORDS or _VIRTUAL & names or has_pattern or any("_subquery" in name for name in names))
 
     def _names_in(self, sources: Collection[int]) -> Iterator[str]:
         """Yield the names that may be tables on the right side of IN. Those within its subqueries stand in their FROM."""
