@@ -55,10 +55,16 @@ class Backlog:
         for minute in minutes_s.tolist():
             self._before.pop(minute, None)
 
+    def postpone(self, minutes_s: NDArray[np.int64]) -> None:
+        """Let minutes that wait have their turn after all others. They keep their progress."""
+        for minute in minutes_s.tolist():
+            if minute in self._before:
+                self._before[minute] = self._before.pop(minute)
+
     def before(self, minutes_s: NDArray[np.int64], found: Progress) -> Progress:
         """Return the progress before the first of these minutes was found; ``found`` if none waits."""
         return min([found, *(self._before[minute] for minute in minutes_s.tolist() if minute in self._before)])
 
     def progress(self, found: Progress) -> Progress:
         """Return the progress that excludes no minute that waits; ``found`` if none does."""
-        return next(iter(self._before.values()), found)
+        return min([found, *self._before.values()])

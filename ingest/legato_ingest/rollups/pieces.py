@@ -8,20 +8,22 @@ memory once is better than one that fails for ever. The module contains no SQL o
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from legato_ingest.errors import MEMORY_LIMIT_EXCEEDED, StoreUnavailable
-from legato_ingest.storage.sql import quoted, quoted_all
+from legato_ingest.storage.sql import quoted_all, tuples
 
 __all__ = ["Piece", "by_tenant", "fits", "try_smallest"]
 
 _MEMORY_MAX_BYTES = 256 * 2**20
 _SHARES_MAX = 64
-# If every tenant or period is refused, so many of them show whether the store has memory at all.
+# If this many tenants or periods are refused and none is computed, they show whether the store has memory at all.
 _TRIED_MAX = 8
 _HASHES = 2**64
 
@@ -45,8 +47,9 @@ class Piece:
         of_tenants = "1" if self.tenants is None else f"tenant IN ({quoted_all(self.tenants)})"
         if not self.apart:
             return of_tenants
-        cells = ", ".join(f"({quoted(tenant)}, {start_s})" for tenant, start_s in self.apart)
-        return f"{of_tenants} AND (tenant, {start}) NOT IN ({cells})"
+        names, starts_s = zip(*self.apart, strict=True)
+        cells = tuples([pa.chunked_array([pa.array(names, pa.string())]), pa.chunked_array([pa.array(starts_s, pa.int64())])])
+        return f"{of_tenants} AND (tenant, toInt64({start})) NOT IN ({cells})"
 
     def keys(self, hashed: str) -> str:
         """Return the SQL condition that a key with this hash, an expression of 64 bits, is in the piece."""
@@ -54,6 +57,16 @@ class Piece:
             return "1"
         low, end = (at * _HASHES // self.shares for at in (self.number, self.number + 1))
         return f"({hashed} BETWEEN {low} AND {end - 1})"
+
+    def of(self, tenants: Sequence[str]) -> Piece:
+        """Return the part of these tenants."""
+        names = frozenset(tenants)
+        return replace(self, tenants=tuple(tenants), apart=tuple(cell for cell in self.apart if cell[0] in names))
+
+    def since(self, kept_s: int) -> Piece | None:
+        """Return the part of the periods that begin at ``kept_s`` (Unix s) or later, if there are any."""
+        kept = self.starts_s[self.starts_s >= kept_s]
+        return replace(self, starts_s=kept) if len(kept) else None
 
     @property
     def is_smallest(self) -> bool:
@@ -90,11 +103,14 @@ def fits(piece: Piece, run: Callable[[Piece], None]) -> bool:
     return True
 
 
-def by_tenant(whole: Piece, run: Callable[[Piece], None], tenants: Callable[[Piece], Sequence[str]]) -> list[Piece]:
+def by_tenant(
+    whole: Piece, run: Callable[[Piece], None], tenants: Callable[[Piece], Sequence[str]], is_stopping: Callable[[], bool]
+) -> list[Piece]:
     """Call ``run`` for a piece, again for fewer tenants where it is refused. Return the refused pieces, each of one tenant, for later.
 
     ``tenants`` returns the tenants that have rows in a piece. Raises ``StoreUnavailable`` if the store has no memory for any of several
-    tenants: to divide all of them would take hours of work once it has memory again. The whole can be tried again then.
+    tenants: to divide all of them would take hours of work once it has memory again. The whole can be tried again then. Few tenants wait
+    in any case, because each may need more than the store ever has. Raises it, too, if ``is_stopping()`` before a piece is divided.
     """
     left, refused, has_memory = [whole], list[Piece](), False
     while left:
@@ -102,15 +118,17 @@ def by_tenant(whole: Piece, run: Callable[[Piece], None], tenants: Callable[[Pie
         if fits(piece, run):
             has_memory = True
             continue
-        names = tuple(tenants(piece) if piece.tenants is None else piece.tenants)
-        if len(names) == 1:
-            refused.append(replace(piece, tenants=names))
+        if is_stopping():
+            raise StoreUnavailable("the server is stopping")
+        # In no order: whatever the names of those that never fit, they are not the first ones.
+        names = random.sample(each := tenants(piece), len(each)) if piece.tenants is None else piece.tenants
+        if len(names) > 1:
+            left += [piece.of(part) for part in (names[: len(names) // 2], names[len(names) // 2 :])]
         else:
-            parts = names[: len(names) // 2], names[len(names) // 2 :]
-            left.extend(replace(piece, tenants=part) for part in parts if part)
-    # A single one may need more than the store ever has. It waits beside the others, which may be in other pieces (``divided``).
-    if len(refused) > 1 and not has_memory:
-        try_smallest(refused, run)
+            refused += [piece.of(names)] if names else []
+            if len(refused) == _TRIED_MAX and not has_memory:
+                try_smallest(refused, run)
+                has_memory = True
     return refused
 
 

@@ -62,12 +62,15 @@ GROUP BY tenant, metric, engine_id, host, series, at"""
 class SampleRollup:
     """Computes the rollup part by part, and keeps the periods that are left. Not for several threads at once.
 
+    ``kept_since_s`` returns the time (Unix s) since which all samples are stored; earlier periods are not computed. While
+    ``is_stopping()`` nothing is divided.
+
     What the store refuses of one tenant for its memory is computed behind the periods of the others, in small pieces. The later periods of
     that tenant wait for it: panels rely on all periods of their tenant before the newest one.
     """
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, store: Store, kept_since_s: Callable[[], int], is_stopping: Callable[[], bool]) -> None:
+        self._store, self._kept_since_s, self._is_stopping = store, kept_since_s, is_stopping
         # The number of samples by the start of each period in Unix s.
         self._left: dict[int, int] = {}
         # Dirty periods were looked for among what was received after the first time and up to the second one, and those received up to the
@@ -108,13 +111,13 @@ class SampleRollup:
         progress_ms, _ = self._divided.progress((self._done_ms, 0))
         return progress_ms if progress_ms > since_ms else None
 
-    def again(self, since_s: int, next_rolled_ms: Callable[[], int], is_stopping: Callable[[], bool]) -> None:
+    def again(self, since_s: int, next_rolled_ms: Callable[[], int]) -> None:
         """Compute all periods since this time (Unix s), until ``is_stopping()``. Raises ``StoreError``."""
         left, divided = self._found(f"recorded_at >= toDateTime({since_s}, 'UTC')"), Divided(in_order=True)
-        while left and not is_stopping():
+        while left and not self._is_stopping():
             self._compute_part(left, divided, NO_PROGRESS, next_rolled_ms())
-        if not is_stopping():
-            self._compute_divided(divided, next_rolled_ms, is_stopping)
+        if not self._is_stopping():
+            self._compute_divided(divided, next_rolled_ms, self._is_stopping)
 
     def _look(self, since_ms: int, until_ms: int, every_s: float) -> None:
         """Look for the periods that became dirty in this time of receipt (Unix ms), ``every_s`` after the last time."""
@@ -135,7 +138,7 @@ class SampleRollup:
         few = starts_s[: max(1, int(np.searchsorted(samples, self._samples_max, "right")))]
         part = next(passes(few))
         whole = divided.left_out(_TABLE, part, before, self._with_samples)
-        for piece in by_tenant(whole, lambda piece: self._compute_piece(piece, rolled_ms), self._tenants):
+        for piece in by_tenant(whole, lambda piece: self._compute_piece(piece, rolled_ms), self._tenants, self._is_stopping):
             # Only periods with samples of the tenant: it does not wait for those of others.
             divided.add(_TABLE, replace(piece, starts_s=self._with_samples(piece)), before)
         for start in part.tolist():
@@ -145,7 +148,10 @@ class SampleRollup:
         for _ in divided.compute(lambda _, piece: self._compute_piece(piece, next_rolled_ms()), is_over):
             pass
 
-    def _compute_piece(self, piece: Piece, rolled_ms: int) -> None:
+    def _compute_piece(self, whole: Piece, rolled_ms: int) -> None:
+        piece = whole.since(self._kept_since_s())
+        if piece is None:
+            return
         starts_s = piece.starts_s
         sql = _COMPUTE.format(
             rolled_ms=rolled_ms,

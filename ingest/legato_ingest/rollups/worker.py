@@ -115,7 +115,7 @@ class RollupWorker(PeriodicWorker[RollupResult]):
         self._store, self._metrics, self._settings = store, metrics, settings
         self._received_ms, self._judged_ms = received_ms, judged_ms
         self._pending = Pending(-1)
-        self._samples = SampleRollup(store)
+        self._samples = SampleRollup(store, partial(kept_since_s, settings), self._is_stopping)
 
     def again(self, since_s: int, samples: bool = False) -> dict[str, float]:
         """Recompute all minutes of the last ``since_s`` seconds (0: all). Return the counts of minutes and rows, and the seconds it took.
@@ -145,11 +145,14 @@ class RollupWorker(PeriodicWorker[RollupResult]):
             self._compute_divided(result, float("inf"))
             self._pending.divided = waiting
             if samples and (sampled or not since_s):
-                self._samples.again(since, self._pending.next_rolled_ms, lambda: self.stopping)
+                self._samples.again(since, self._pending.next_rolled_ms)
             self._pending.until_ms = progress[0]
         if self.stopping:
             raise StoreUnavailable("the server is stopping before all minutes were computed; repeat the command after the restart")
         return {"minutes": result.minutes, "rows": result.rows, "seconds": time.monotonic() - started}
+
+    def _is_stopping(self) -> bool:
+        return self.stopping
 
     def _run(self) -> RollupResult:
         started = time.monotonic()
@@ -215,15 +218,16 @@ class RollupWorker(PeriodicWorker[RollupResult]):
         """
         result, waiting = RollupResult(), (self._pending.streams, self._pending.steps)
         for source, backlog in zip(_SOURCES, waiting, strict=True):
-            self._compute(source, backlog.recent(now_ms() / 1000), result, backlog)
+            self._try(source, backlog.recent(now_ms() / 1000), result, backlog)
         ends_s = time.monotonic() + _OLD_S_MAX
         while any(waiting) and not self.stopping:
             for source, backlog in zip(_SOURCES, waiting, strict=True):
                 if backlog:
-                    self._compute(source, backlog.first(), result, backlog)
+                    self._try(source, backlog.first(), result, backlog)
             if time.monotonic() >= ends_s:
                 break
-        self._compute_hours(hours_every_s, ends_s)
+        with self._counted_if_refused():
+            self._compute_hours(hours_every_s, ends_s)
         with self._counted_if_refused():
             self._compute_divided(result, max(ends_s, time.monotonic() + _DIVIDED_S))
         return result
@@ -237,15 +241,23 @@ class RollupWorker(PeriodicWorker[RollupResult]):
 
     @contextmanager
     def _counted_if_refused(self) -> Iterator[None]:
-        """Count what cannot be computed now of one tenant.
-
-        It has another turn after those of other tenants, and keeps neither the progress of this run nor the samples.
-        """
+        """Count what the store refuses, mostly for its memory: it has another turn, after what else waits. Raises if the store is away."""
         try:
             yield
         except StoreError as error:
+            if not error.code:
+                raise
             self._metrics.errors.labels("rollup", type(error).__name__).inc()
-            _log.warning("rollups of a tenant that take much memory could not be computed now: %s", error)
+            _log.warning("rollups that take much memory could not be computed now: %s", error)
+
+    def _try(self, source: _Source, minutes_s: NDArray[np.int64], result: RollupResult, backlog: Backlog) -> None:
+        """Compute these minutes; if the store refuses, they wait behind the others. Tenants that never fit must not be in their way."""
+        is_refused = True
+        with self._counted_if_refused():
+            self._compute(source, minutes_s, result, backlog)
+            is_refused = False
+        if is_refused:
+            backlog.postpone(minutes_s)
 
     def _compute(self, source: _Source, minutes_s: NDArray[np.int64], result: RollupResult, backlog: Backlog) -> None:
         """Compute the rollups of these minutes, pass by pass, and remove them from ``backlog``; return early when the worker is closed."""
@@ -259,14 +271,17 @@ class RollupWorker(PeriodicWorker[RollupResult]):
                     return
                 run = partial(self._compute_piece, source, rollup, result, rolled_ms)
                 tenants = partial(tenants_of_minutes, self._store, rollup, source.table, source.time)
-                for piece in by_tenant(pending.divided.left_out(rollup.table, part, before), run, tenants):
+                whole = pending.divided.left_out(rollup.table, part, before)
+                for piece in by_tenant(whole, run, tenants, self._is_stopping):
                     pending.divided.add(rollup.table, piece, before)
             result.minutes += len(part)
             self._metrics.rolled_minutes.inc(len(part))
             backlog.remove(part)
 
     def _compute_piece(self, source: _Source, rollup: Rollup, result: RollupResult, rolled_ms: int, piece: Piece) -> None:
-        written = compute_minutes(self._store, self._minutes_sql[rollup.table], source.time, piece, rolled_ms)
+        # Looked at here, because minutes may have waited until now. Others would get figures of the rows that are left.
+        kept = piece.since(kept_since_s(self._settings))
+        written = compute_minutes(self._store, self._minutes_sql[rollup.table], source.time, kept, rolled_ms) if kept else []
         result.rows += sum(each.rows for each in written)
         if rollup.table == "stream_minutes":
             self._pending.computed(written)
@@ -279,7 +294,7 @@ class RollupWorker(PeriodicWorker[RollupResult]):
             for rollup in STREAM_ROLLUPS:
                 run = partial(compute_hours, self._store, self._hours_sql[rollup.hours])
                 whole = divided.left_out(rollup.hours, part, NO_PROGRESS)
-                for piece in by_tenant(whole, run, partial(tenants_of_hours, self._store, rollup)):
+                for piece in by_tenant(whole, run, partial(tenants_of_hours, self._store, rollup), self._is_stopping):
                     divided.add(rollup.hours, piece, NO_PROGRESS)
             self._pending.hours_computed(part)
             is_due = bool(self._pending.hours_s) and time.monotonic() < ends_s

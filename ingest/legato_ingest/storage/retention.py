@@ -2,7 +2,7 @@
 
 ClickHouse deletes old rows itself, by the TTL of each table and column; this module only sets these TTLs to the values of the settings.
 Timelines may be deleted earlier than their streams; the statistics stay. Rollups of minutes with deleted streams are never computed
-again, because they would be too low (the rollup worker uses ``kept_since_s``).
+again, because they would be too low (the rollups use ``kept_since_s``).
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from legato_ingest.storage.store import Store
 __all__ = ["kept_since_s", "set_retention"]
 
 _DAY_S = 86_400
+# A computation of rollups takes less, and the clock of a server differs by less.
+_EXPIRY_S = 3_600
 # Tables, with the column that the age of a row is counted from.
 _RAW = {
     "stream_revs": "start_time",
@@ -58,8 +60,8 @@ def set_retention(store: Store, raw_days: int, timeline_days: int = 0, rollup_da
 
 
 def kept_since_s(settings: Settings) -> int:
-    """Return the time (s since the epoch) since which all streams are stored; 0 if none is ever deleted."""
-    return int(time.time()) - (settings.retention_days - 1) * _DAY_S if settings.retention_days else 0
+    """Return the time (s since the epoch) since which all raw rows are stored, for another hour at least; 0 if none is ever deleted."""
+    return int(time.time()) - settings.retention_days * _DAY_S + _EXPIRY_S if settings.retention_days else 0
 
 
 def _set_table(store: Store, table: str, column: str, days: int) -> None:

@@ -78,7 +78,7 @@ def test_all_is_computed_from_its_newest_rows(
             changes[cell].append(number)
         if minutes := sorted({minute for _, minute in changed}):
             part = np.array(minutes, np.int64)
-            for piece in by_tenant(divided.left_out("t", part, found), store.run, lambda piece: TENANTS):
+            for piece in by_tenant(divided.left_out("t", part, found), store.run, lambda piece: TENANTS, lambda: False):
                 divided.add("t", piece, found)
         for _ in range(count):
             if divided:

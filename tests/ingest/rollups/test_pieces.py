@@ -6,7 +6,7 @@ import itertools
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from helpers.builders.batches import received_spans
-from helpers.builders.rollup_rows import MINUTE_NS, THEN_NS, Double, committing, one, one_step, rollup_worker, send
+from helpers.builders.rollup_rows import DAY_NS, MINUTE_NS, THEN_NS, Double, committing, one, one_step, rollup_worker, send
 from helpers.builders.spans import SECOND_NS
 from helpers.builders.worst_bodies import NATIVE, span, spans, text
 from helpers.dashboards.minutes import differences
@@ -32,6 +32,11 @@ from legato_ingest.storage import Store
 REFUSED = StoreUnavailable("Code: 241. DB::Exception: memory limit exceeded", 241)
 HASHES = (0, 1, 2**63 - 1, 2**63, 2**64 - 1, *(random.Random(1).getrandbits(64) for _ in range(20)))
 PERIODS = st.lists(st.integers(0, 10**6), min_size=1, max_size=20, unique=True).map(lambda each: np.array(sorted(each), np.int64) * 60)
+
+
+def never() -> bool:
+    """The worker is not stopping."""
+    return False
 
 
 def in_pieces(starts_s: np.ndarray[Any, np.dtype[np.int64]], run: Callable[[Piece], None]) -> None:
@@ -96,16 +101,30 @@ def test_other_errors_are_raised_at_once() -> None:
 def test_a_store_without_memory_divides_no_tenant(has_memory: bool, count: int) -> None:
     """Nothing is computed then, and the whole is tried again. If each tenant takes much, but the store has some, all are divided."""
     names, whole = [f"tenant {number}" for number in range(count)], Piece(np.array([0, 300]))
+    tried = list[Piece]()
 
     def run(piece: Piece) -> None:
+        tried.append(piece)
         if not (has_memory and piece.is_smallest):
             raise REFUSED
 
     if has_memory:
-        assert sorted(name for piece in by_tenant(whole, run, lambda _: names) for name in piece.tenants or ()) == sorted(names)
+        assert sorted(name for piece in by_tenant(whole, run, lambda _: names, never) for name in piece.tenants or ()) == sorted(names)
     else:
         with pytest.raises(StoreUnavailable, match="memory limit"):
-            by_tenant(whole, run, lambda _: names)
+            by_tenant(whole, run, lambda _: names, never)
+        assert len(tried) < 40
+
+
+def test_no_piece_is_divided_while_the_worker_stops() -> None:
+    """The division of many tenants takes minutes."""
+
+    def run(piece: Piece) -> None:
+        assert piece.tenants is None
+        raise REFUSED
+
+    with pytest.raises(StoreUnavailable, match="stopping"):
+        by_tenant(Piece(np.array([0])), run, lambda _: "ab", lambda: True)
 
 
 @pytest.mark.parametrize("heavy", [["b"], ["a", "c"]])
@@ -118,15 +137,67 @@ def test_tenants_that_never_fit_wait_beside_others(heavy: list[str]) -> None:
             raise REFUSED
         done.extend(piece.tenants or ())
 
-    refused = by_tenant(Piece(np.array([0])), run, lambda _: "abc")
+    refused = by_tenant(Piece(np.array([0])), run, lambda _: "abc", never)
     assert sorted(piece.tenants or () for piece in refused) == [(name,) for name in heavy] and sorted([*done, *heavy]) == ["a", "b", "c"]
-    assert len(by_tenant(Piece(np.array([0])), run, lambda _: heavy[:1])) == 1
+    assert len(by_tenant(Piece(np.array([0])), run, lambda _: heavy[:1], never)) == 1
 
 
 def test_names_of_tenants_are_no_part_of_a_statement() -> None:
     """What follows in a statement's template is replaced later, and a name may look like it."""
     for name in (KEYS, MINUTES, SETTINGS, STORED, VERSION, "it's"):
         assert name not in Piece(np.array([0]), tenants=(name,), apart=((name, 0),)).rows("minute")
+
+
+def test_many_pieces_that_wait_take_little_memory(store: Store) -> None:
+    """Their list took the memory of a statement, so all other tenants were refused, whatever was divided."""
+    with committing(store) as committer:
+        for tenant in ("heavy 7", "light"):
+            send(committer, [one("a", 1), one("b", 1, span_id=b"another.", start_ns=THEN_NS + MINUTE_NS)], tenant)
+        rollup_worker(store, committer.watermark_ms).step()
+    minutes_s = np.arange(240) * 60 + (THEN_NS // SECOND_NS - 239 * 60)
+    whole = Piece(minutes_s, apart=tuple((f"heavy {number}", at) for number in range(100) for at in minutes_s.tolist()))
+    for piece in (whole, whole.of(("heavy 7", "light"))):
+        condition = piece.rows("toUnixTimestamp(minute)")
+        rows = store.select(
+            f"SELECT tenant, model FROM stream_minutes WHERE {condition} ORDER BY 1, 2 SETTINGS max_memory_usage = 50000000"
+        )
+        assert rows == [("heavy 7", "b"), ("light", "a"), ("light", "b")]
+    assert len(whole.of(("heavy 7", "light")).apart) == 240
+
+
+class Refusing(Double):
+    """A store that refuses all statements for some tenants, and those for all tenants in an old minute."""
+
+    def __init__(self, store: Store, tenants: Sequence[str], old_s: int) -> None:
+        super().__init__(store)
+        self._names, self._old_s = [tenant.encode().hex() for tenant in tenants], str(old_s)
+
+    def command(self, sql: str) -> None:
+        """Run a statement, or refuse it."""
+        named = [name for name in self._names if f"tenant IN (unhex('{name}')" in sql or f", unhex('{name}')" in sql]
+        if sql.lstrip().startswith("INSERT INTO stream_minutes") and (named or (self._old_s in sql and "tenant IN (" not in sql)):
+            raise REFUSED
+        super().command(sql)
+
+
+@pytest.mark.parametrize("count", [2, 9])
+def test_tenants_that_never_fit_alone_in_a_minute_stop_nothing_else(store: Store, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Neither later minutes, nor hours, node samples, or the record of the run."""
+    monkeypatch.setattr(worker, "_OLD_S_MAX", 0.0)
+    monkeypatch.setattr(worker, "_DIVIDED_S", 0.0)
+    old_ns, names = THEN_NS - 40 * DAY_NS, [f"heavy {number}" for number in range(count)]
+    with committing(store) as committer:
+        for name in names:
+            batch = received_spans(one("a", 1, start_ns=old_ns), tenant=name, now_ns=time.time_ns(), limits=Limits())
+            store.insert("stream_revs", batch.revs)
+        rolling = rollup_worker(Refusing(store, names, old_ns // SECOND_NS), committer.watermark_ms)
+        rolling.step()
+        send(committer, [one("a", 1), one("b", 1, span_id=b"another.", start_ns=time.time_ns() - MINUTE_NS)], "light")
+        rolling.step()
+        rolling.step()
+    for table in ("stream_minutes", "stream_hours"):
+        assert store.select(f"SELECT tenant, sum(streams) FROM {table} FINAL GROUP BY tenant") == [("light", 2)]
+    assert store.select("SELECT count() > 0, toUnixTimestamp64Milli(max(until)) FROM rollup_runs") == [(1, 0)]
 
 
 class Narrow(Double):

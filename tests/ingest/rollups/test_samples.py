@@ -179,7 +179,7 @@ def test_samples_around_the_ends_of_many_months_are_rolled_up(store: Store) -> N
     with committing(store) as committer:
         batch = received_points(body, tenant="", now_ns=time.time_ns(), limits=Limits(retention_days=0, days_max=1_000))
         assert committer.submit(batch).result(PATIENCE_S).rejected == 0
-        rollup_worker(store, committer.watermark_ms).step()
+        rollup_worker(store, committer.watermark_ms, retention_days=0).step()
     assert rolled(store) == expected(store) and len(rolled(store)) == 128
 
 

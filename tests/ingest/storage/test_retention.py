@@ -6,17 +6,24 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from helpers.builders.batches import received_points, received_spans
+from helpers.builders.points import gauge, metrics_request
+from helpers.builders.rollup_rows import one, rollup_worker
+from helpers.builders.spans import SECOND_NS
 from helpers.servers.reading import stream, streams_in
 from legato_ingest.attribution.worker import AttributionWorker
 from legato_ingest.errors import SchemaError
 from legato_ingest.metrics import Metrics
+from legato_ingest.otlp.batch import Limits
 from legato_ingest.rollups.worker import RollupWorker
 from legato_ingest.settings import load
 from legato_ingest.storage import Store
 from legato_ingest.storage.retention import kept_since_s, set_retention
 
 DAY_S = 86_400
+PERIOD_NS = 300 * SECOND_NS
 
 
 @pytest.fixture(autouse=True)
@@ -123,6 +130,44 @@ def test_rollups_are_kept_longer_than_their_streams(store: Store) -> None:
     assert store.select(counted) == [(2,)]
     store.command("ALTER TABLE stream_revs DELETE WHERE start_time < now() - INTERVAL 30 DAY SETTINGS mutations_sync = 1")
     kept = load(retention_days=30)
-    assert time.time() - kept_since_s(kept) == pytest.approx(29 * DAY_S, abs=5)
+    assert time.time() - kept_since_s(kept) == pytest.approx(30 * DAY_S - 3_600, abs=5)
     RollupWorker(store, kept, Metrics()).again(0)
     assert store.select(counted) == [(2,)]
+
+
+@pytest.mark.parametrize("days", [30, 0])
+def test_one_late_row_takes_no_figures_of_deleted_rows(store: Store, days: int) -> None:
+    """A running stream is overdue, and a sample arrives, when the rows of another tenant in these minutes are deleted.
+
+    Any tenant can send such rows. Where rows are kept for ever, the minutes are computed.
+    """
+    start_ns = (time.time_ns() - 40 * DAY_S * SECOND_NS) // PERIOD_NS * PERIOD_NS
+    put(store, "honest", one("m", 1, start_ns=start_ns))
+    # A snapshot is overdue 30 s after the next one is due.
+    overdue_s = time.time() + 3.0
+    put(store, "other", one("m", 1, span_id=b"running.", due_s=overdue_s - 30 - start_ns / SECOND_NS, start_ns=start_ns))
+    for tenant, second in (("honest", 1), ("honest", 200)):
+        sample(store, tenant, start_ns + second * SECOND_NS)
+    rollup_worker(store, retention_days=0).step()
+    read = (("sum(streams)", "stream_minutes"), ("sum(samples)", "node_samples_5min"))
+    wanted = [f"SELECT {figure} FROM {table} FINAL WHERE tenant = 'honest'" for figure, table in read]
+    assert [store.select(sql) for sql in wanted] == [[(1,)], [(2,)]]
+    for table, column in (("stream_revs", "start_time"), ("node_samples", "recorded_at")):
+        expired = f"tenant = 'honest' AND {column} < fromUnixTimestamp64Nano({start_ns + 100 * SECOND_NS}, 'UTC')"
+        store.command(f"ALTER TABLE {table} DELETE WHERE {expired} SETTINGS mutations_sync = 1")
+    sample(store, "other", start_ns)
+    time.sleep(max(0.0, overdue_s + 0.01 - time.time()))
+    rollup_worker(store, retention_days=days).step()
+    assert [store.select(sql) for sql in wanted] == ([[(1,)], [(2,)]] if days else [[(0,)], [(1,)]])
+
+
+def put(store: Store, tenant: str, body: ExportTraceServiceRequest) -> None:
+    """Store the streams of a request."""
+    store.insert("stream_revs", received_spans(body, tenant=tenant, now_ns=time.time_ns(), limits=Limits(retention_days=0)).revs)
+
+
+def sample(store: Store, tenant: str, at_ns: int) -> None:
+    """Store a sample of a gauge."""
+    body = metrics_request()
+    gauge(body, "level", 1.0, at_ns)
+    store.insert("node_samples", received_points(body, tenant=tenant, now_ns=time.time_ns(), limits=Limits(retention_days=0)).samples)
