@@ -93,11 +93,15 @@ class Sender:
         self.start()
 
     def flush(self, timeout_s: float) -> bool:
-        """Export the spans that were put before this call. Return False on time-out and if an export failed since the previous call."""
+        """Export the spans that were put before this call. Return False on time-out and if an export failed since the previous call.
+
+        Without a thread, which may not be startable at the end of the process, nothing is waited for.
+        """
+        is_alive = self._runs() or self._starter.is_starting
         with hurry(), self._lock:
             target = self._urgent = self._taken
             self._changed.notify_all()
-            is_done = self._changed.wait_for(lambda: self._done >= target, max(0.0, timeout_s))
+            is_done = self._changed.wait_for(lambda: self._done >= target, max(0.0, timeout_s) if is_alive else 0.0)
             has_failed, self._has_failed = self._has_failed, False
         return is_done and not has_failed
 

@@ -109,8 +109,10 @@ class Worker:
 
     def flush(self, timeout_s: float = 5.0) -> bool:
         """Wait until every stream that has ended is a span. Return False on time-out."""
-        if self._thread is None and not self._starter.is_starting:
-            return True
+        if not self._runs() and not self._starter.is_starting:
+            # No stream has begun; or no thread can be started, as at the end of the process, and nothing else would make the spans.
+            self._complete_ended(0.0, int(timeout_s * 1e9))
+            return self._busy <= 0
         with hurry(), self._counting:
             return self._idle.wait_for(lambda: self._busy <= 0, timeout_s)
 
@@ -156,8 +158,8 @@ class Worker:
         if mine is not None:
             mine.close(max(0.0, deadline - time.monotonic()))
         flush_application(deadline)
-        if waiting := tally.counts()["waiting"]:
-            warn_once("ended", "streams are lost at the end of the process: %d. The endpoint did not accept them in time.", waiting)
+        if (waiting := tally.counts()["waiting"] + self._busy) > 0:
+            warn_once("ended", "streams are lost at the end of the process: %d. They could not be sent in time.", waiting)
 
     def _runs(self) -> bool:
         return self._thread is not None and not self._thread.is_over

@@ -132,3 +132,25 @@ print(legato.flush(60), legato.stats()["ended"], [each.name for each in threadin
 def test_an_interrupted_question_starts_no_second_worker() -> None:
     """Whether the thread runs is known from the thread itself."""
     assert run(INTERRUPTED) == ["True", "2", "1"]
+
+
+NO_THREADS = """
+def fails(*given): raise RuntimeError("can't start new thread")
+threading._start_new_thread = fails
+_worker.warn_once = lambda key, message, *values: print(message % values)
+stream()
+print(legato.flush(60), legato.stats()["queued"], legato.stats()["handed_over"])
+legato.configure("http://127.0.0.1:9")
+stream()
+began = _worker.now_ns()
+print(legato.flush(60), _worker.now_ns() - began < 30e9, legato.stats()["waiting"])
+stream()
+# The end of the process has no time for the last one.
+_worker.Worker.flush = lambda *given: False
+"""
+
+
+def test_no_stream_is_lost_silently_where_no_thread_can_be_started() -> None:
+    """As at a limit of processes, or since Python 3.12 at the end of one. A flush makes the spans; those that remain are counted."""
+    found = " ".join(run(NO_THREADS))
+    assert found.startswith("True 0 1 False True 1 streams are lost at the end of the process: 2."), found
