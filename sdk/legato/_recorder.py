@@ -52,9 +52,9 @@ class StreamRecorder:
     """
 
     __slots__ = (
-        "__weakref__", "asked", "held", "held_read", "is_taken", "left_ns", "origin", "provisional", "read", "rev", "route", "span",
-        "span_id", "start_ns", "ttfb_ns", "unparsed", "wire_bytes", "_chunks", "_columns", "_content_ns", "_dropped_at_ns", "_end",
-        "_ending", "_finish", "_finished", "_holds", "_is_discarded", "_last_read_ns", "_lock", "_lost_bytes", "_probes", "_source",
+        "__weakref__", "asked", "held", "held_read", "is_queued", "is_taken", "left_ns", "origin", "provisional", "read", "rev", "route",
+        "span", "span_id", "start_ns", "ttfb_ns", "unparsed", "wire_bytes", "_chunks", "_columns", "_content_ns", "_dropped_at_ns", "_ends",
+        "_finish", "_finished", "_holds", "_is_discarded", "_last_read_ns", "_lock", "_lost_bytes", "_probes", "_source",
     )  # fmt: skip
 
     def __init__(
@@ -81,14 +81,11 @@ class StreamRecorder:
         self.provisional = False
         """Whether the stream counts only once its events are known as those of a model's response."""
         self.asked = True  # A model's stream was asked for.
-        self.is_taken = False
-        """Whether the worker has finished the ended stream."""
-        self._last_read_ns = 0
+        self.is_queued = self.is_taken = False
+        """Whether the worker was given the ended stream, and whether it has finished it."""
         self._finished = self._is_discarded = False
         self._finish = finish
         self._lock = threading.Lock()
-        # The first to take the element ends the stream. Not a lock: gevent's runs other greenlets where it cannot be acquired at once.
-        self._ending = [True]
         self._chunks: deque[tuple[int, int, int | None, int]] = deque()
         self._source: Any = body or (Scanner() if sse else None)
         self._holds = Holds()
@@ -105,8 +102,10 @@ class StreamRecorder:
         """``held_read((time_ns, ns))`` records a hold of a read as a whole, where the items in it are not handed over one by one."""
         self._columns = Columns([], [], [], [], None, 0, [])
         self._content_ns = start_ns
-        self._dropped_at_ns = self._lost_bytes = 0
-        self._end: End | None = None  # The last one: what has none was not made completely.
+        self._dropped_at_ns = self._lost_bytes = self._last_read_ns = 0
+        # The first element counts. Not a lock: gevent's runs other greenlets where it cannot be acquired at once. This is the last
+        # attribute: what has none was not made completely.
+        self._ends: list[End] = []
 
     def record(self, size_bytes: int, tokens: int | None = None, kind: int = _TEXT) -> None:
         """Record a chunk that arrived now: UTF-8 bytes of its content, its tokens (``None``: unknown) and its ``Kind``."""
@@ -133,12 +132,15 @@ class StreamRecorder:
 
         The type of an ``error`` determines the outcome and overrides ``outcome`` and ``error_type``.
         """
-        if not self._is_first_end():
+        if self.is_queued:
             return
-        if error is not None:
-            outcome, error_type = outcome_of(error)
-        self._end = End(now_ns() if at_ns is None else at_ns, outcome if outcome in _OUTCOMES else "upstream_error", error_type)
+        if not self._ends:
+            outcome, error_type = (outcome, error_type) if error is None else outcome_of(error)
+            outcome = outcome if outcome in _OUTCOMES else "upstream_error"
+            self._ends.append(End(now_ns() if at_ns is None else at_ns, outcome, error_type))
+        # Also if a handler of a signal raised here in an earlier call: the stream would be lost.
         self._finish(self)
+        self.is_queued = True
 
     def discard(self) -> None:
         """Forget the stream: another recorder has it."""
@@ -147,18 +149,16 @@ class StreamRecorder:
 
     def disown(self) -> None:
         """Ignore the end of this stream: it is the copy that a forked child has of a stream of its parent."""
-        self._is_first_end()
+        self.is_queued = True
 
-    def _is_first_end(self) -> bool:
-        try:
-            return self._ending.pop()
-        except IndexError:
-            return False
+    @property
+    def _end(self) -> End | None:
+        return self._ends[0] if self._ends else None
 
     @property
     def ended(self) -> bool:
         """Whether ``end`` was called."""
-        return self._end is not None
+        return bool(self._ends)
 
     @property
     def failed(self) -> bool:
@@ -178,8 +178,8 @@ class StreamRecorder:
         self.end(error=error)
 
     def __del__(self) -> None:
-        # Garbage-collected without an end: the application stopped reading. An exception within `__init__` leaves no `_end`.
-        if getattr(self, "_end", False) is None:
+        # Garbage-collected without an end: the application stopped reading. An exception within `__init__` leaves no `_ends`.
+        if hasattr(self, "_ends"):
             self.end("client_cancel")
 
     # The methods below are for the worker thread.

@@ -77,11 +77,6 @@ class Worker:
         self._busy = 0
         self._process = os.getpid()
 
-    @property
-    def is_started(self) -> bool:
-        """Whether a stream has begun in this process."""
-        return self._thread is not None
-
     def watch(self, recorder: StreamRecorder) -> None:
         """Track a stream that has begun, and start the thread if it does not run."""
         with self._counting:
@@ -96,19 +91,40 @@ class Worker:
         if os.getpid() != self._process:
             # A forked child that has not reset this yet. The locks may be held for ever, and garbage is collected at any moment.
             return
-        self._live.pop(id(recorder), None)
         ended, is_full = (recorder, now_ns()), self._queue.qsize() >= QUEUE_MAX
-        with self._counting:
-            # Nothing between these two: a handler of a signal that raises there would leave a stream for which each flush waits.
-            self._busy += 1
-            if not is_full:
-                self._queue.put(ended)
-                return
-            self._counts["inline"] += 1
+        try:
+            with self._counting:
+                if recorder.is_queued:
+                    return
+                # No call between these: a signal's handler that raised there would leave a stream for which each flush waits, or queued
+                # twice. One that raises before them leaves it among those that live (`_unended`).
+                self._busy += 1
+                recorder.is_queued = True
+                if not is_full:
+                    self._queue.put(ended)
+                    return
+                self._counts["inline"] += 1
+        finally:
+            if recorder.is_queued:
+                self._live.pop(id(recorder), None)
         self._complete(recorder)
+
+    def _unended(self, live: _Live) -> StreamRecorder | None:
+        """Return the stream if it runs. Queue it if it has ended and the handler of a signal that raised prevented that."""
+        recorder = live.reference()
+        if recorder is not None:
+            if not recorder.ended:
+                return recorder
+            recorder.end()
+        # Another stream may have its id by now.
+        if self._live.get(live.key) is live:
+            self._live.pop(live.key, None)
+        return None
 
     def flush(self, timeout_s: float = 5.0) -> bool:
         """Wait until every stream that has ended is a span. Return False on time-out."""
+        for live in self._running():
+            self._unended(live)
         if not self._runs() and not self._starter.is_starting:
             # No stream has begun; or no thread can be started, as at the end of the process, and nothing else would make the spans.
             self._complete_ended(0.0, int(timeout_s * 1e9))
@@ -147,11 +163,8 @@ class Worker:
     def close(self, timeout_s: float = PATIENCE_S) -> None:
         """End open streams as abandoned and export everything, within this time. Called before the process ends."""
         for live in self._running():
-            recorder = live.reference()
-            if recorder is not None and recorder.left_ns:
-                recorder.end("client_cancel", at_ns=recorder.left_ns)
-            elif recorder is not None:
-                recorder.end("abandoned")
+            if (recorder := live.reference()) is not None:
+                recorder.end("client_cancel" if recorder.left_ns else "abandoned", at_ns=recorder.left_ns or None)
         deadline = time.monotonic() + timeout_s
         self.flush(timeout_s)
         mine = own()
@@ -201,9 +214,8 @@ class Worker:
             if not self._queue.empty():
                 self._complete_ended(0.0)
             waits_since(0 if is_short() else began_ns)
-            recorder = live.reference()
-            if recorder is None or recorder.ended:
-                self._live.pop(live.key, None)
+            recorder = self._unended(live)
+            if recorder is None:
                 continue
             if self._ends(recorder, now):
                 self._over.append(live.reference)
@@ -228,8 +240,7 @@ class Worker:
         """Forget what is still recorded of streams that the worker ended: their readers may go on for days."""
         self._over = [each for each in self._over if each() is not None]
         for each in self._over:
-            recorder = each()
-            if recorder is not None:
+            if (recorder := each()) is not None:
                 recorder.forget()
 
     def _report(self, recorder: StreamRecorder, live: _Live, now: int) -> None:
@@ -311,8 +322,7 @@ class Worker:
     def after_fork(self) -> None:
         """Reset a forked child's worker. The parent sends the parent's streams; the child's thread starts with its own first stream."""
         for live in self._running():
-            recorder = live.reference()
-            if recorder is not None:
+            if (recorder := live.reference()) is not None:
                 recorder.disown()
         self.__init__(self._interval_ns // 1_000_000, self._clock)  # type: ignore[misc]
 
@@ -335,7 +345,7 @@ def worker() -> Worker:
 
                 made = Worker(settings().snapshot_interval_ms)
                 _worker = _worker or made
-    if not _worker.is_started:
+    if _worker._thread is None:
         renew()
     return _worker
 

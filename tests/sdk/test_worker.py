@@ -5,12 +5,15 @@ from __future__ import annotations
 import gc
 import json
 import os
+import queue
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace import ReadableSpan
 
 from legato._body import Body
 from legato._recorder import Origin, StreamRecorder
@@ -293,3 +296,56 @@ def test_what_follows_the_end_is_forgotten(timed: list[Timed]) -> None:
     stream.read(chat("b"))
     stream.wait(1)
     assert not stream.stream.undigested and len(stream.stream.digest().times) == 3
+
+
+class Late(Exception):
+    """A time limit of the application, which the handler of a signal raises."""
+
+
+class Interrupted(queue.SimpleQueue[Any]):
+    """A queue in which the handler runs as soon as something was put."""
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        """Put it, and raise."""
+        super().put(item, block, timeout)
+        raise Late
+
+
+def late() -> int:
+    """Stands in for the clock, which is read just before a stream is queued."""
+    raise Late
+
+
+@pytest.mark.parametrize("way", ["look", "flush", "garbage", "end", "close"])
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_a_stream_is_queued_once_where_the_handler_of_a_signal_raises(
+    place: str, way: str, spans: Callable[[], list[ReadableSpan]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Just before its end is queued, or just after. It was lost and not counted."""
+    worker = Worker(0)
+    worker._start = lambda: None  # type: ignore[method-assign]
+    origin = Origin()
+    kept = [StreamRecorder(origin, start_span(origin, 0), 0, worker.finish)]
+    worker.watch(kept[0])
+    kept[0].record(1)
+    with monkeypatch.context() as patched, suppress(Late):
+        if place == "before":
+            patched.setattr("legato._worker.now_ns", late)
+        else:
+            worker._queue = Interrupted()
+        kept[0].end()
+    assert kept[0].ended
+    if way == "look":
+        worker.tick()
+        worker.tick()
+    elif way == "garbage":
+        kept.clear()
+    elif way == "end":
+        kept[0].end("timeout")
+    elif way == "close":
+        worker.close(1)
+    if way not in ("flush", "close"):
+        assert (worker.stats()["live"], worker.stats()["queued"]) == (0, 1)
+    assert worker.flush(1)
+    assert [worker.stats()[count] for count in ("started", "live", "queued", "ended")] == [1, 0, 0, 1]
+    assert [(span.attributes or {})["legato.stream.outcome"] for span in spans()] == ["complete"]
