@@ -57,20 +57,23 @@ class Starter:
         self._lock, self.is_starting = threading.RLock(), False
 
     def start(self, runs: Callable[[], bool], start: Callable[[], None]) -> None:
-        """Call ``start``, unless the thread runs or is being started. Its exceptions are counted, and not raised."""
+        """Call ``start``, unless the thread runs or is being started. Its exceptions are counted, and not raised.
+
+        ``start`` also keeps the thread: a handler that raised between both would have a second one started.
+        """
         with self._lock:
             if self.is_starting or runs():
                 return
             self.is_starting = True
             try:
                 with guard("start of a thread"):
-                    start()
+                    without_signals(start)
             finally:
                 self.is_starting = False
 
 
 def in_background(name: str, work: Callable[[], None]) -> Background:
-    """Run ``work`` in a new daemon thread, in which `breathe` sleeps."""
+    """Run ``work`` in a new daemon thread, in which `breathe` sleeps. To be called by a `Starter`, so that it receives no signals."""
     process = os.getpid()
 
     def run() -> None:
@@ -86,7 +89,7 @@ def in_background(name: str, work: Callable[[], None]) -> Background:
             thread.is_over = True
 
     thread = Background(target=run, name=name, daemon=True)
-    without_signals(thread.start)
+    thread.start()
     return thread
 
 

@@ -84,3 +84,30 @@ def test_a_handler_that_raises_leaves_the_mask_as_it_was() -> None:
     """The signal arrives while all are blocked."""
     done = run(RAISES)
     assert done.stdout.split() == ["raised", "True"], done.stderr
+
+
+STARTED = """
+import os, signal, threading
+import legato
+class Late(Exception): pass
+def late(*_): raise Late
+signal.signal(signal.SIGUSR1, late)
+real, started = threading.Thread.start, []
+def start(thread):
+    real(thread)
+    started.append(thread.name)
+    if started.count(thread.name) == 1: signal.raise_signal(signal.SIGUSR1)
+threading.Thread.start = start
+legato.configure("http://127.0.0.1:9")
+for _ in range(6):
+    try: legato.stream(model="m").end()
+    except Late: print("raised")
+print(*sorted(started), flush=True)
+os._exit(0)
+"""
+
+
+def test_a_handler_that_raises_within_the_start_of_a_thread_starts_no_second_one() -> None:
+    """The signal arrives while all are blocked, and its handler runs as soon as they are not."""
+    done = run(STARTED)
+    assert done.stdout.split() == [*["raised"] * 3, "legato-in-flight", "legato-sender", "legato-worker"], (done.stdout, done.stderr)
