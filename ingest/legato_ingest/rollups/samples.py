@@ -137,8 +137,13 @@ class SampleRollup:
         samples = np.cumsum([left[start] for start in starts_s.tolist()])
         few = starts_s[: max(1, int(np.searchsorted(samples, self._samples_max, "right")))]
         part = next(passes(few))
-        whole = divided.left_out(_TABLE, part, before, self._with_samples)
-        for piece in by_tenant(whole, lambda piece: self._compute_piece(piece, rolled_ms), self._tenants, self._is_stopping):
+
+        def run(piece: Piece) -> None:
+            self._compute_piece(piece, rolled_ms)
+
+        # Without expired periods: that nothing is computed of them would look as if the store had memory.
+        whole = divided.left_out(_TABLE, part, before, self._with_samples).since(self._kept_since_s())
+        for piece in by_tenant(whole, run, self._tenants, self._is_stopping) if whole else ():
             # Only periods with samples of the tenant: it does not wait for those of others.
             divided.add(_TABLE, replace(piece, starts_s=self._with_samples(piece)), before)
         for start in part.tolist():

@@ -20,7 +20,7 @@ from functools import cached_property, partial
 import numpy as np
 from numpy.typing import NDArray
 
-from legato_ingest.errors import StoreError, StoreUnavailable
+from legato_ingest.errors import MEMORY_LIMIT_EXCEEDED, StoreError, StoreUnavailable
 from legato_ingest.metrics import Metrics
 from legato_ingest.periodic import PeriodicWorker, always, record_run
 from legato_ingest.rollups.backlog import Backlog, Progress
@@ -247,16 +247,23 @@ class RollupWorker(PeriodicWorker[RollupResult]):
         except StoreError as error:
             if not error.code:
                 raise
-            self._metrics.errors.labels("rollup", type(error).__name__).inc()
-            _log.warning("rollups that take much memory could not be computed now: %s", error)
+            self._count_refused(error)
+
+    def _count_refused(self, error: StoreError) -> None:
+        self._metrics.errors.labels("rollup", type(error).__name__).inc()
+        _log.warning("rollups that the store refuses could not be computed now: %s", error)
 
     def _try(self, source: _Source, minutes_s: NDArray[np.int64], result: RollupResult, backlog: Backlog) -> None:
-        """Compute these minutes; if the store refuses, they wait behind the others. Tenants that never fit must not be in their way."""
-        is_refused = True
-        with self._counted_if_refused():
+        """Compute these minutes; if the store lacks memory, they wait behind the others. Tenants that never fit must not be in their way.
+
+        Raises other errors: what the store refuses for another reason, it mostly refuses for all minutes.
+        """
+        try:
             self._compute(source, minutes_s, result, backlog)
-            is_refused = False
-        if is_refused:
+        except StoreUnavailable as error:
+            if error.code != MEMORY_LIMIT_EXCEEDED:
+                raise
+            self._count_refused(error)
             backlog.postpone(minutes_s)
 
     def _compute(self, source: _Source, minutes_s: NDArray[np.int64], result: RollupResult, backlog: Backlog) -> None:
@@ -271,8 +278,9 @@ class RollupWorker(PeriodicWorker[RollupResult]):
                     return
                 run = partial(self._compute_piece, source, rollup, result, rolled_ms)
                 tenants = partial(tenants_of_minutes, self._store, rollup, source.table, source.time)
-                whole = pending.divided.left_out(rollup.table, part, before)
-                for piece in by_tenant(whole, run, tenants, self._is_stopping):
+                # Without expired minutes: that nothing is computed of them would look as if the store had memory.
+                whole = pending.divided.left_out(rollup.table, part, before).since(kept_since_s(self._settings))
+                for piece in by_tenant(whole, run, tenants, self._is_stopping) if whole else ():
                     pending.divided.add(rollup.table, piece, before)
             result.minutes += len(part)
             self._metrics.rolled_minutes.inc(len(part))

@@ -200,6 +200,43 @@ def test_tenants_that_never_fit_alone_in_a_minute_stop_nothing_else(store: Store
     assert store.select("SELECT count() > 0, toUnixTimestamp64Milli(max(until)) FROM rollup_runs") == [(1, 0)]
 
 
+class Failing(Double):
+    """A store that refuses all computations of minutes and samples with one error."""
+
+    def __init__(self, store: Store, error: StoreUnavailable) -> None:
+        super().__init__(store)
+        self._error, self.refused = error, 0
+
+    def command(self, sql: str) -> None:
+        """Refuse a computation."""
+        if "INSERT INTO" not in sql:
+            return super().command(sql)
+        self.refused += 1
+        raise self._error
+
+
+def test_an_expired_minute_is_no_sign_of_memory(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One late row of a tenant would have all tenants divided while the store lacks memory."""
+    monkeypatch.setattr(worker, "_OLD_S_MAX", 0.0)
+    names = [f"tenant {number}" for number in range(30)]
+    for name, start_ns in [*((each, THEN_NS) for each in names), ("late", time.time_ns() - 30 * DAY_NS + 60 * SECOND_NS)]:
+        batch = received_spans(one("a", 1, start_ns=start_ns), tenant=name, now_ns=time.time_ns(), limits=Limits(retention_days=30))
+        store.insert("stream_revs", batch.revs)
+    rolling = rollup_worker(failing := Failing(store, REFUSED), retention_days=30)
+    rolling.step()
+    assert 0 < failing.refused < 40 and not rolling._pending.divided
+
+
+def test_what_is_refused_for_another_reason_ends_the_run(store: Store) -> None:
+    """A server with too many parts refuses each minute, at once: a loop over them would take a core."""
+    with committing(store) as committer:
+        send(committer, [one("a", 1), one("b", 1, span_id=b"another.", start_ns=THEN_NS - DAY_NS)])
+    rolling = rollup_worker(failing := Failing(store, StoreUnavailable("Code: 252. DB::Exception: too many parts", 252)))
+    with pytest.raises(StoreUnavailable, match="too many parts"):
+        rolling.step()
+    assert failing.refused == 1
+
+
 class Narrow(Double):
     """A store that refuses every statement with a limit for memory, each second one only after it has run; no row leaves it in Arrow."""
 
