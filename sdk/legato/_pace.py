@@ -60,7 +60,7 @@ class Starter:
         """Call ``start``, unless the thread runs or is being started. Its exceptions are counted, and not raised.
 
         ``start`` also keeps the thread: a handler that raised between both would have a second one started. Signals that another thread
-        of the application accepts are not held back: then a second thread may share the work of the first.
+        of the application accepts are not held back: then a second thread may start.
         """
         with self._lock:
             if self.is_starting or runs():

@@ -115,7 +115,9 @@ class RollupWorker(PeriodicWorker[RollupResult]):
         self._store, self._metrics, self._settings = store, metrics, settings
         self._received_ms, self._judged_ms = received_ms, judged_ms
         self._pending = Pending(-1)
-        self._samples = SampleRollup(store, partial(kept_since_s, settings), self._is_stopping)
+        self._samples = SampleRollup(store, self._kept_since_s, self._is_stopping)
+        # Unix ms; as recorded in the store when the retention became longer.
+        self._kept_ms = 0
 
     def again(self, since_s: int, samples: bool = False) -> dict[str, float]:
         """Recompute all minutes of the last ``since_s`` seconds (0: all). Return the counts of minutes and rows, and the seconds it took.
@@ -126,9 +128,9 @@ class RollupWorker(PeriodicWorker[RollupResult]):
         worker is closed meanwhile.
         """
         started = time.monotonic()
-        since = max(kept_since_s(self._settings), now_ms() // 1000 - since_s if since_s else 0, 0)
         with self.exclusive:
             progress, sampled = self._progress()
+            since = max(self._kept_since_s(), now_ms() // 1000 - since_s if since_s else 0)
             self._follow(progress)
             streams = self._minutes("stream_revs", "start_time", f"start_time >= toDateTime({since}, 'UTC')")
             steps = self._minutes("engine_steps", "recorded_at", f"recorded_at >= toDateTime({since}, 'UTC')")
@@ -176,14 +178,25 @@ class RollupWorker(PeriodicWorker[RollupResult]):
         return result
 
     def _record(self, progress: Progress, sampled_ms: int, result: RollupResult, started: float) -> None:
-        times_ms = {"until": progress[0], "judged_until": progress[1], "sampled_until": sampled_ms}
+        times_ms = {"until": progress[0], "judged_until": progress[1], "sampled_until": sampled_ms, "kept_since": self._kept_ms}
         record_run(self._store, "rollup_runs", times_ms, {"minutes": result.minutes, "rows": result.rows}, started)
 
     def _progress(self) -> tuple[Progress, int]:
-        """The times (Unix ms) up to which earlier runs have processed all rows, and received node samples; 0 before the first run."""
-        newest = ", ".join(f"toUnixTimestamp64Milli(max({column}))" for column in ("until", "judged_until", "sampled_until"))
-        ((until, judged, sampled),) = self._store.select(f"SELECT {newest} FROM rollup_runs")
-        return (max(0, int(until)), max(0, int(judged))), max(0, int(sampled))
+        """The times (Unix ms) up to which earlier runs have processed all rows, and received node samples; 0 before the first run.
+
+        Takes note since when all rows are stored.
+        """
+        columns = ("until", "judged_until", "sampled_until", "kept_since")
+        newest = ", ".join(f"toUnixTimestamp64Milli(max({column}))" for column in columns)
+        (times,) = self._store.select(f"SELECT {newest} FROM rollup_runs")
+        until, judged, sampled, self._kept_ms = (max(0, int(time_ms)) for time_ms in times)
+        return (until, judged), sampled
+
+    def _kept_since_s(self) -> int:
+        """Return the time (Unix s) since which all raw rows are stored, for another hour at least."""
+        # A time ahead was recorded by a wrong clock.
+        recorded_ms = self._kept_ms if self._kept_ms <= now_ms() else 0
+        return max(kept_since_s(self._settings), recorded_ms // 1000, 0)
 
     def _find(self) -> Progress:
         """Add the minutes that became dirty since they were looked for last. Return up to when they were found now."""
@@ -219,13 +232,10 @@ class RollupWorker(PeriodicWorker[RollupResult]):
         result, waiting = RollupResult(), (self._pending.streams, self._pending.steps)
         for source, backlog in zip(_SOURCES, waiting, strict=True):
             self._try(source, backlog.recent(now_ms() / 1000), result, backlog)
-        ends_s = time.monotonic() + _OLD_S_MAX
-        while any(waiting) and not self.stopping:
-            for source, backlog in zip(_SOURCES, waiting, strict=True):
-                if backlog:
-                    self._try(source, backlog.first(), result, backlog)
-            if time.monotonic() >= ends_s:
-                break
+        ends_s, goes_on = time.monotonic() + _OLD_S_MAX, True
+        while goes_on and any(waiting) and not self.stopping:
+            goes_on = all([self._try(source, each.first(), result, each) for source, each in zip(_SOURCES, waiting, strict=True) if each])
+            goes_on = goes_on and time.monotonic() < ends_s
         with self._counted_if_refused():
             self._compute_hours(hours_every_s, ends_s)
         with self._counted_if_refused():
@@ -253,18 +263,20 @@ class RollupWorker(PeriodicWorker[RollupResult]):
         self._metrics.errors.labels("rollup", type(error).__name__).inc()
         _log.warning("rollups that the store refuses could not be computed now: %s", error)
 
-    def _try(self, source: _Source, minutes_s: NDArray[np.int64], result: RollupResult, backlog: Backlog) -> None:
-        """Compute these minutes; if the store lacks memory, they wait behind the others. Tenants that never fit must not be in their way.
+    def _try(self, source: _Source, minutes_s: NDArray[np.int64], result: RollupResult, backlog: Backlog) -> bool:
+        """Compute these minutes; if the store refuses, they wait behind the others, because they must not be in the way of these.
 
-        Raises other errors: what the store refuses for another reason, it mostly refuses for all minutes.
+        Return whether to go on: what the store refuses for another reason than its memory, it mostly refuses for all minutes.
         """
         try:
             self._compute(source, minutes_s, result, backlog)
-        except StoreUnavailable as error:
-            if error.code != MEMORY_LIMIT_EXCEEDED:
+        except StoreError as error:
+            if not error.code:
                 raise
             self._count_refused(error)
             backlog.postpone(minutes_s)
+            return error.code == MEMORY_LIMIT_EXCEEDED
+        return True
 
     def _compute(self, source: _Source, minutes_s: NDArray[np.int64], result: RollupResult, backlog: Backlog) -> None:
         """Compute the rollups of these minutes, pass by pass, and remove them from ``backlog``; return early when the worker is closed."""
@@ -279,7 +291,7 @@ class RollupWorker(PeriodicWorker[RollupResult]):
                 run = partial(self._compute_piece, source, rollup, result, rolled_ms)
                 tenants = partial(tenants_of_minutes, self._store, rollup, source.table, source.time)
                 # Without expired minutes: that nothing is computed of them would look as if the store had memory.
-                whole = pending.divided.left_out(rollup.table, part, before).since(kept_since_s(self._settings))
+                whole = pending.divided.left_out(rollup.table, part, before).since(self._kept_since_s())
                 for piece in by_tenant(whole, run, tenants, self._is_stopping) if whole else ():
                     pending.divided.add(rollup.table, piece, before)
             result.minutes += len(part)
@@ -288,7 +300,7 @@ class RollupWorker(PeriodicWorker[RollupResult]):
 
     def _compute_piece(self, source: _Source, rollup: Rollup, result: RollupResult, rolled_ms: int, piece: Piece) -> None:
         # Looked at here, because minutes may have waited until now. Others would get figures of the rows that are left.
-        kept = piece.since(kept_since_s(self._settings))
+        kept = piece.since(self._kept_since_s())
         written = compute_minutes(self._store, self._minutes_sql[rollup.table], source.time, kept, rolled_ms) if kept else []
         result.rows += sum(each.rows for each in written)
         if rollup.table == "stream_minutes":

@@ -2,7 +2,7 @@
 
 ClickHouse deletes old rows itself, by the TTL of each table and column; this module only sets these TTLs to the values of the settings.
 Timelines may be deleted earlier than their streams; the statistics stay. Rollups of minutes with deleted streams are never computed
-again, because they would be too low (the rollups use ``kept_since_s``).
+again, because they would be too low (the rollups use ``kept_since_s``, and after a longer retention was set `rollup_runs.kept_since`).
 """
 
 from __future__ import annotations
@@ -49,8 +49,10 @@ _TIMELINE = ("dt_us", "chunk_bytes", "chunk_tokens", "chunk_kind", "chunk_hold_6
 def set_retention(store: Store, raw_days: int, timeline_days: int = 0, rollup_days: int = 0) -> None:
     """Make the store delete rows after this many days. 0: never; for timelines 0: with their streams.
 
-    A TTL that is right already is left alone, because changing one costs a mutation. Raises ``SchemaError`` if a table is missing.
+    A TTL that is right already is left alone, because changing one costs a mutation. A longer one does not bring expired rows back, so
+    `rollup_runs.kept_since` records first since when rows are stored. Raises ``SchemaError`` if a table is missing.
     """
+    _record_expiry(store, raw_days)
     longer_days = max(raw_days, rollup_days) if raw_days and rollup_days else 0
     for tables, days in ((_RAW, raw_days), (_ROLLUPS, rollup_days), (_SAMPLES, longer_days)):
         for table, column in tables.items():
@@ -61,18 +63,34 @@ def set_retention(store: Store, raw_days: int, timeline_days: int = 0, rollup_da
 
 def kept_since_s(settings: Settings) -> int:
     """Return the time (s since the epoch) since which all raw rows are stored, for another hour at least; 0 if none is ever deleted."""
-    return int(time.time()) - settings.retention_days * _DAY_S + _EXPIRY_S if settings.retention_days else 0
+    return _since_s(settings.retention_days) if settings.retention_days else 0
+
+
+def _since_s(days: int) -> int:
+    return int(time.time()) - days * _DAY_S + _EXPIRY_S
+
+
+def _record_expiry(store: Store, days: int) -> None:
+    """If raw rows are to be kept longer than until now, record since when they are stored."""
+    earlier = re.search(r"TTL toDateTime\(start_time\) \+ toIntervalDay\((\d+)\)", _rule_of_table(_declared(store, "stream_revs")[1]))
+    if earlier and (not days or int(earlier[1]) < days):
+        since = f"toDateTime64({_since_s(int(earlier[1]))}, 3, 'UTC')"
+        store.command(f"INSERT INTO rollup_runs (tenant, ran_at, kept_since) SELECT '', now64(3), {since}")
 
 
 def _set_table(store: Store, table: str, column: str, days: int) -> None:
     table, declared = _declared(store, table)
-    # The TTL of the table is after its key, those of columns are before it.
-    declared = declared.rpartition("ORDER BY")[2]
+    declared = _rule_of_table(declared)
     rule = f"TTL toDateTime({column}) + toIntervalDay({days})"
     if days and rule not in declared:
         store.command(f"ALTER TABLE {table} MODIFY {rule} SETTINGS materialize_ttl_after_modify = 0")
     if not days and f"TTL toDateTime({column})" in declared:
         store.command(f"ALTER TABLE {table} REMOVE TTL")
+
+
+def _rule_of_table(declared: str) -> str:
+    """Return the part of a declaration with the TTL of the table: it is after the key, the TTLs of columns are before it."""
+    return declared.rpartition("ORDER BY")[2]
 
 
 def _set_column(store: Store, table: str, column: str, days: int) -> None:

@@ -161,6 +161,39 @@ def test_one_late_row_takes_no_figures_of_deleted_rows(store: Store, days: int) 
     assert [store.select(sql) for sql in wanted] == ([[(1,)], [(2,)]] if days else [[(0,)], [(1,)]])
 
 
+@pytest.mark.parametrize("days", [90, 0])
+def test_a_longer_retention_does_not_bring_deleted_rows_back(store: Store, days: int) -> None:
+    """Minutes that expired before keep their figures, also when all is computed again, and after rows of earlier runs have expired."""
+    start_ns = time.time_ns() - 40 * DAY_S * SECOND_NS
+    put(store, "honest", one("m", 1, start_ns=start_ns))
+    rollup_worker(store, retention_days=0).step()
+    set_retention(store, 30)
+    for table in ("stream_revs", "rollup_runs"):
+        store.command(f"ALTER TABLE {table} DELETE WHERE 1 SETTINGS mutations_sync = 1")
+    set_retention(store, days)
+    set_retention(store, days)
+    put(store, "other", one("m", 1, start_ns=start_ns))
+    put(store, "other", one("m", 1, start_ns=start_ns + 12 * DAY_S * SECOND_NS, span_id=b"another."))
+    wanted = "SELECT tenant, sum(streams) FROM stream_minutes FINAL GROUP BY tenant ORDER BY tenant"
+    for _ in range(2):
+        rolling = rollup_worker(store, retention_days=days)
+        rolling.step()
+        assert store.select(wanted) == [("honest", 1), ("other", 1)]
+        rolling.again(0)
+        assert store.select(wanted) == [("honest", 1), ("other", 1)]
+        store.command("ALTER TABLE rollup_runs DELETE WHERE rows = 0 SETTINGS mutations_sync = 1")
+    ((count, since_s),) = store.select("SELECT count(), toUnixTimestamp(max(kept_since)) FROM rollup_runs")
+    assert count > 0 and time.time() - since_s == pytest.approx(30 * DAY_S - 3_600, abs=60)
+
+
+def test_a_time_ahead_does_not_stop_the_rollups(store: Store) -> None:
+    """The clock was wrong when a longer retention was set."""
+    store.command("INSERT INTO rollup_runs (ran_at, kept_since) SELECT now64(3), now64(3) + INTERVAL 1 YEAR")
+    put(store, "honest", one("m", 1, start_ns=time.time_ns() - 60 * SECOND_NS))
+    rollup_worker(store).step()
+    assert store.select("SELECT sum(streams) FROM stream_minutes FINAL") == [(1,)]
+
+
 def put(store: Store, tenant: str, body: ExportTraceServiceRequest) -> None:
     """Store the streams of a request."""
     store.insert("stream_revs", received_spans(body, tenant=tenant, now_ns=time.time_ns(), limits=Limits(retention_days=0)).revs)
