@@ -25,6 +25,8 @@ __all__ = ["END_USERS", "ITL", "TTFT", "burn"]
 _PAGES = (("page", 14.4, 12, 1), ("page", 6.0, 72, 6))
 _TICKET = (("ticket", 1.0, 864, 72),)
 _DAY_SLOTS = 288
+# So large a share of bad streams counts as a burn over each limit: with a target of 0.8 a burn of 6 would be more than all streams.
+_OUTAGE_SHARE = 0.9
 # The largest probability of so many bad user slots on budget at which a page or a ticket fires.
 _CHANCE_PAGE, _CHANCE_TICKET = 1e-3, 1e-2
 
@@ -177,7 +179,7 @@ def _rates() -> str:
     (
         SELECT
             *, greatest([own_n, any_n][greatest(which, 1)], k_long) AS user_n, window.1 AS severity, window.2 AS limit,
-            {SLOT_S} * window.3 AS window_s, limit * allowed - 1e-9 AS p_limit,
+            {SLOT_S} * window.3 AS window_s, least(limit * allowed, {_OUTAGE_SHARE}) - 1e-9 AS p_limit,
             k_long / greatest(n_long, 1) AS p_long, k_short / nullIf(n_short, 0) AS p_short,
             {_tail("slots_bad", "slots")} AS chance,
             users * {_tail("k_long", "user_n")} AS user_chance,

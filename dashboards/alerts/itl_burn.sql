@@ -106,7 +106,7 @@ WITH
     (
         SELECT
             *, greatest([own_n, any_n][greatest(which, 1)], k_long) AS user_n, window.1 AS severity, window.2 AS limit,
-            300 * window.3 AS window_s, limit * allowed - 1e-9 AS p_limit,
+            300 * window.3 AS window_s, least(limit * allowed, 0.9) - 1e-9 AS p_limit,
             k_long / greatest(n_long, 1) AS p_long, k_short / nullIf(n_short, 0) AS p_short,
             if(slots_bad <= slots * allowed, 1., least(1., exp(lgamma(slots + 1) - lgamma(slots_bad + 1) - lgamma(slots - slots_bad + 1) + slots_bad * log(allowed) + (slots - slots_bad) * log(1 - allowed)) / (1 - (slots - slots_bad) * allowed / ((slots_bad + 1) * (1 - allowed))))) AS chance,
             users * if(k_long <= user_n * allowed, 1., least(1., exp(lgamma(user_n + 1) - lgamma(k_long + 1) - lgamma(user_n - k_long + 1) + k_long * log(allowed) + (user_n - k_long) * log(1 - allowed)) / (1 - (user_n - k_long) * allowed / ((k_long + 1) * (1 - allowed))))) AS user_chance,

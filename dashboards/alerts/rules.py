@@ -20,6 +20,8 @@ from dashboards.target import PLUGIN
 __all__ = ["RULES", "Rule", "provisioned"]
 
 _BEHIND_S = 259_200
+# Rules that report that they cannot be evaluated: the cheapest statement, and the most important one, which is among the longest.
+_REPORTS_ERRORS = ("ingest_backlog", "itl_burn")
 # Characters that are not seen (`legato_ingest.visible`), as Go's regular expressions name them. A message goes to chats and mails, where a
 # name could run backwards, break its line, or look like another. The labels of the alert and the links keep the name itself.
 _UNSEEN = (
@@ -119,7 +121,7 @@ RULES = (
         ("stalled", "in_flight", "longest_s"),
         f"{_label('service')} ({_label('vantage')}): running streams stand still",
         f"{_figure('stalled')} of {_figure('in_flight')} running streams have had no content for 8 s or more, the longest for "
-        f"{_figure('longest_s', 'humanizeDuration')}. They have not ended, so no burn rate counts them yet.",
+        f"{_figure('longest_s', 'humanizeDuration')}. They have not ended, so the ITL budget does not count them yet.",
         "/d/legato-now/now" + _SERVICE,
         severity="page",
     ),
@@ -193,8 +195,8 @@ def _rule(rule: Rule) -> dict[str, Any]:
         "data": [*(_query(rule, column) for column in columns), *([_detail(rule)] if rule.texts else []), _threshold()],
         # No row means no stream, no engine or no finding: nothing to report.
         "noDataState": "OK",
-        # If the read endpoint is overloaded or down, only one rule reports it.
-        "execErrState": "Error" if rule.name == "ingest_backlog" else "KeepLast",
+        # If the read endpoint is down, not each rule reports it. A statement may also fail alone, as for its limit of time.
+        "execErrState": "Error" if rule.name in _REPORTS_ERRORS else "KeepLast",
         "for": rule.hold,
         "annotations": {
             "summary": rule.summary,

@@ -136,6 +136,16 @@ def test_one_incident_pages_once(store: Store) -> None:
     }  # fmt: skip
 
 
+def test_a_frozen_backend_behind_a_larger_client_pages(store: Store) -> None:
+    """The client has too few of these streams for a page, so its row covers none."""
+    in_flight(store, 100)
+    in_flight(store, 5, service="backend", vantage="server")
+    for number in range(1, 6):
+        silent(store, number, 8)
+        silent(store, number, 8, vantage="server", service="backend")
+    assert {(row["service"], row["firing"], row["covered"]) for row in rows(store, STALLED)} == {("shop", 0, 0), ("backend", 1, 0)}
+
+
 def test_the_board_and_the_command_show_the_same(store: Store) -> None:
     """In flight, stalled with the engine that the server knows, and the share; a filter applies to both."""
     in_flight(store, 4)

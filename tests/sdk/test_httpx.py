@@ -107,6 +107,8 @@ def test_failures(url: str, spans: Spans, query: str, outcome: str, error: str) 
         assert query == "break"
     found = of(spans())
     assert (found["legato.stream.outcome"], found["error.type"]) == (outcome, error)
+    # By the number of chunks the receiver knows that the timeline is empty.
+    assert (found["legato.stream.chunks"] == 0) == ("legato.stream.timeline" not in found) == (query == "status=503")
 
 
 def test_time_outs(url: str, spans: Spans) -> None:

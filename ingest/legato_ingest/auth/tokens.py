@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import os
 import pathlib
 import re
@@ -27,6 +28,7 @@ from legato_ingest.errors import LegatoError, SettingsError
 
 __all__ = ["READ", "WRITE", "Token", "Tokens", "add", "load", "new_token", "remove"]
 
+_log = logging.getLogger("legato")
 READ, WRITE = "read", "write"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -136,6 +138,8 @@ class Tokens:
         try:
             self._tokens, self._loaded, self.fault = load(self._path), state, ""
         except SettingsError as error:
+            if not self.fault:
+                _log.error("the tokens file cannot be read, so the tokens of its last version remain valid: %s", error)
             self.fault = str(error)
 
 
@@ -170,8 +174,11 @@ def remove(path: pathlib.Path, name: str) -> None:
 
 
 def _write(path: pathlib.Path, tokens: Sequence[Token]) -> None:
-    """Replace the file atomically by way of a temporary file next to it. The file mode is kept; that of a new file is 0600."""
-    mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
+    """Replace the file atomically by way of a temporary file next to it. Its mode and owner are kept; a new file has mode 0600.
+
+    A file of another owner could not be read by the service, which would go on with the tokens that it knows.
+    """
+    before = path.stat() if path.exists() else None
     lines = ["# Written by `legato token`. Holds hashes only: a lost token cannot be recovered, only replaced."]
     for token in tokens:
         values = {key: getattr(token, key) for key in (*_KEYS, *_OPTIONAL)}
@@ -184,7 +191,12 @@ def _write(path: pathlib.Path, tokens: Sequence[Token]) -> None:
             stream.write("\n".join(lines) + "\n")
             stream.flush()
             os.fsync(stream.fileno())
-            os.fchmod(stream.fileno(), mode)
+            if before is not None:
+                if (before.st_uid, before.st_gid) != (os.geteuid(), os.getegid()):
+                    os.fchown(stream.fileno(), before.st_uid, before.st_gid)
+                os.fchmod(stream.fileno(), before.st_mode & 0o777)
         os.replace(temporary, path)
     except OSError as error:
-        raise LegatoError(f"cannot write {path} ({error.strerror})") from None
+        temporary.unlink(missing_ok=True)
+        owner = f"; it belongs to the user {before.st_uid}: run the command as that user or as root" if before is not None else ""
+        raise LegatoError(f"cannot write {path} ({error.strerror}){owner}") from None

@@ -34,7 +34,7 @@ def run(context: typer.Context) -> None:
     """Run a program and record every stream that it receives from a language model. Its code needs no change.
 
     The program is a script (app.py), a module (-m package) or a command (uvicorn, gunicorn, …), with its arguments. Its environment needs
-    the SDK: pip install 'legato\\[otlp]'. Streams go to `legato serve` on this machine, or to LEGATO_ENDPOINT.
+    the SDK: pip install './sdk\\[otlp]' in a checkout of Legato. Streams go to `legato serve` on this machine, or to LEGATO_ENDPOINT.
     `python -m legato run --help` in that environment lists the options.
 
     Example: legato run uvicorn app:app --port 8000
@@ -55,7 +55,7 @@ def python_with_sdk() -> str:
             return python
     raise SettingsError(
         f"no SDK of Legato in the environment of {' or '.join(tried)}: activate the program's environment and install it there "
-        "(pip install 'legato[otlp]')"
+        "(in a checkout of Legato: pip install './sdk[otlp]')"
     )
 
 

@@ -268,7 +268,8 @@ def slo(
     `legato objectives show` lists the objectives.
 
     A burn rate of 1 uses up the budget exactly. A rule fires when a long and a short window both exceed its limit, with at least three bad
-    streams of at least two end users: a page at 14.4 over 1 h and 5 min, or at 6 over 6 h and 30 min; a ticket at 1 over 3 days and 6 h.
+    streams of at least two end users: a page at 14.4 over 1 h and 5 min, or at 6 over 6 h and 30 min; a ticket at 1 over 3 days and 6 h,
+    also for many bad streams of a single end user.
     A bad stream burns one budget: the end users' own budget when its stalls are on their side, the budget of first outputs when nothing
     else was bad.
 

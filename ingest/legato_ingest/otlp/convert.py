@@ -28,11 +28,10 @@ from legato_ingest.otlp.metric_rows import build_samples
 from legato_ingest.otlp.model import StreamRecord
 from legato_ingest.otlp.spans import Flush, Sender, Stream, Validated, log_senders, validate
 from legato_ingest.otlp.stream_rows import revs_table, silences_table, sockets_table, with_sockets
-from legato_ingest.timeline.codec import TimelineHead, Timelines, decode
+from legato_ingest.timeline.codec import EMPTY, TimelineHead, Timelines, decode
 
 __all__ = ["convert_logs", "convert_points", "convert_requests", "convert_spans", "summary_rows"]
 
-_EMPTY_TIMELINE = b"\x01\x01\x00\x00\x00\x00\x01\x07\x00\x00\x00" + bytes(7)
 _EMPTY_HEAD = TimelineHead(0, {})
 # Limits of several requests that are converted at once. More are converted one after another.
 _TOGETHER_CHUNKS_MAX, _TOGETHER_POOL_MAX = 262_144, 8 * 2**20
@@ -151,7 +150,7 @@ def convert_logs(request: ExportLogsServiceRequest, *, tenant: str, now_ns: int,
 
 def summary_rows(records: Sequence[StreamRecord], tenant: str) -> pa.Table:
     """Return the rows of ``stream_revs`` of records without timelines."""
-    return revs_table(records, tenant, decode([_EMPTY_TIMELINE] * len(records), [_EMPTY_HEAD] * len(records))[0])
+    return revs_table(records, tenant, decode([EMPTY] * len(records), [_EMPTY_HEAD] * len(records))[0])
 
 
 def _of_tenant(senders: Counter[Sender], tenant: str) -> Counter[tuple[str, ...]]:
@@ -229,4 +228,4 @@ def _decode(streams: list[_Owned], validated: Sequence[Validated]) -> tuple[list
 
 
 def _timelines(streams: Sequence[_Owned]) -> tuple[Timelines, dict[int, str]]:
-    return decode([stream.record.timeline or _EMPTY_TIMELINE for _, stream in streams], [stream.head for _, stream in streams])
+    return decode([stream.record.timeline or EMPTY for _, stream in streams], [stream.head for _, stream in streams])

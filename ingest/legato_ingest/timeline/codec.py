@@ -20,6 +20,7 @@ __all__ = [
     "BYTES",
     "CHUNKS_MAX",
     "DT",
+    "EMPTY",
     "HOLD",
     "IDLE",
     "KNOWN",
@@ -43,6 +44,8 @@ SOCKET = frozenset((QUEUED, WINDOW, IDLE))
 _ALWAYS = frozenset((DT, BYTES, TOKENS, KIND, HOLD))
 KNOWN = _ALWAYS | SOCKET
 KIND_TEXT = 1
+EMPTY = b"\x01\x01\x00\x00\x00\x00\x01\x07\x00\x00\x00" + bytes(7)
+"""The timeline of a stream without chunks."""
 WIDTHS = frozenset((0, 1, 2, 4, 8, 16, 32))
 
 _HEAD = struct.Struct("<BBI")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import pathlib
 import stat
 import time
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -50,6 +52,29 @@ def test_the_file_holds_no_token_and_is_private(path: pathlib.Path) -> None:
     assert secret not in path.read_text() and hashlib.sha256(secret.encode()).hexdigest() in path.read_text()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_file_keeps_its_owner_and_mode(path: pathlib.Path) -> None:
+    """An administrator who is root adds or removes a token; the service, which is another user, still reads the file."""
+    tokens.add(path, "w", "shop", WRITE)
+    os.chown(path, 1234, 2345)
+    path.chmod(0o640)
+    tokens.add(path, "r", "shop", READ)
+    tokens.remove(path, "w")
+    found = path.stat()
+    assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (1234, 2345, 0o640)
+
+
+def test_another_users_file_is_left_alone(path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file would become one that the service cannot read."""
+    tokens.add(path, "w", "shop", WRITE)
+    before = path.read_text()
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    monkeypatch.setattr(os, "fchown", Mock(side_effect=PermissionError(1, "Operation not permitted")))
+    with pytest.raises(LegatoError, match="it belongs to the user .*: run the command as that user or as root"):
+        tokens.add(path, "r", "shop", READ)
+    assert path.read_text() == before and list(path.parent.iterdir()) == [path]
 
 
 def test_tokens_have_256_random_bits() -> None:

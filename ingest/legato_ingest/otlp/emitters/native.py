@@ -12,6 +12,7 @@ from legato_ingest.definitions import OUTCOMES, VANTAGES, VERDICT_SCOPE
 from legato_ingest.otlp.attributes import AttributeFault, Attributes
 from legato_ingest.otlp.emitters.common import PORT_MAX, UINT32_MAX, genai_record
 from legato_ingest.otlp.model import REV_MAX, Ignored, SilenceRecord, StreamRecord
+from legato_ingest.timeline.codec import EMPTY
 
 __all__ = ["convert"]
 
@@ -48,6 +49,9 @@ def convert(span: Span, attributes: Attributes) -> StreamRecord | SilenceRecord 
     record.chunks_dropped = attributes.count("legato.stream.chunks_dropped", UINT32_MAX) or 0
     record.ttfb_us = attributes.micros("legato.stream.ttfb")
     record.timeline = attributes.packed("legato.stream.timeline")
+    if record.timeline is None and record.chunks == 0:
+        # Nothing arrived, as before an error: that is known, and such a stream is judged.
+        record.timeline = EMPTY
     if record.transport == "iterator":
         record.flags.append("reads_unknown")
     if attributes.flag("legato.stream.start_unknown"):

@@ -1,0 +1,84 @@
+"""Outages of a whole service page: from the spans that the SDK sends of them, through the rollups, to the statements of the rules."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from dashboards.alerts.burn import ITL, TTFT
+from helpers.builders.batches import received_spans
+from helpers.builders.rollup_rows import rollup_worker, snapshot
+from helpers.builders.spans import SECOND_NS, native_span, request
+from helpers.dashboards.burning import firing
+from legato._timeline import pack
+from legato_ingest.otlp.batch import Limits
+from legato_ingest.storage import Store
+
+# What the SDK sends of a stream of which nothing arrived.
+NOTHING: Mapping[str, Any] = {"legato.stream.chunks": 0}
+_ARRIVED = ("legato.stream.timeline", "legato.stream.ttfb", "legato.stream.wire_bytes", "gen_ai.usage.output_tokens")
+PAGE = {("test", "page")}
+FROZEN = pack([400_000, 450_000, 3_000_000], None, None, [1] * 3)
+
+
+def fail(
+    store: Store,
+    count: int,
+    attributes: Mapping[str, Any],
+    *,
+    is_running: bool = False,
+    seconds: float = 0.1,
+    drop: Sequence[str] = _ARRIVED,
+) -> None:
+    """Store streams of the last four minutes that have these attributes, and roll them up."""
+    body, rng = request(), random.Random(7)
+    for number in range(count):
+        start_ns, span_id = time.time_ns() - (30 + number * 200 // count) * SECOND_NS, rng.randbytes(8)
+        own = {**attributes, **(snapshot(1_000.0, span_id) if is_running else {})}
+        name = "legato.stream.snapshot" if is_running else "chat model-a"
+        native_span(body, own, span_id=span_id, start_ns=start_ns, duration_ns=int(seconds * SECOND_NS), drop=drop, rng=rng, name=name)
+    batch = received_spans(body, tenant="", now_ns=time.time_ns(), limits=Limits())
+    assert batch.revs.num_rows == count, batch.rejected
+    store.insert("stream_revs", batch.revs)
+    rollup_worker(store).step()
+
+
+@pytest.mark.parametrize(
+    ("outcome", "error"), [("upstream_error", "http_500"), ("upstream_error", "httpx.ConnectError"), ("timeout", "timeout")]
+)
+def test_requests_that_fail_before_their_first_chunk_page(store: Store, outcome: str, error: str) -> None:
+    """A provider that answers all requests with an error, or none."""
+    fail(store, 60, {**NOTHING, "legato.stream.outcome": outcome, "error.type": error})
+    now_s = int(time.time())
+    assert firing(store, ITL, now_s) == PAGE and not firing(store, TTFT, now_s)
+
+
+def test_streams_that_hang_before_their_first_chunk_page_while_they_run(store: Store) -> None:
+    """A client's time-out is ten minutes, and then the short window no longer has the minute in which a stream began."""
+    fail(store, 60, NOTHING, is_running=True, seconds=20.0)
+    now_s = int(time.time())
+    assert firing(store, TTFT, now_s) == PAGE and not firing(store, ITL, now_s)
+
+
+def test_streams_that_froze_for_long_page_while_they_run(store: Store) -> None:
+    """A gap over the limit stays one, whatever follows."""
+    fail(store, 60, {"legato.stream.timeline": FROZEN}, is_running=True, seconds=10.0, drop=())
+    assert firing(store, ITL, int(time.time())) == PAGE
+
+
+def test_streams_that_run_without_a_fault_are_not_judged(store: Store) -> None:
+    """Neither as good: they may still fail."""
+    fail(store, 60, {}, is_running=True, seconds=10.0, drop=())
+    fail(store, 60, {**NOTHING, "legato.stream.start_unknown": True}, is_running=True, seconds=20.0)
+    fail(store, 60, NOTHING, is_running=True, seconds=1.9)
+    assert store.select("SELECT sum(streams), sum(judged) FROM stream_minutes FINAL") == [(180, 0)]
+
+
+def test_a_stream_with_chunks_but_no_timeline_is_not_judged(store: Store) -> None:
+    """What the timeline would say is unknown."""
+    fail(store, 60, {"legato.stream.outcome": "upstream_error"})
+    assert store.select("SELECT sum(streams), sum(judged) FROM stream_minutes FINAL") == [(60, 0)]
