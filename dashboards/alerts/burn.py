@@ -25,6 +25,7 @@ __all__ = ["END_USERS", "ITL", "TTFT", "burn"]
 _PAGES = (("page", 14.4, 12, 1), ("page", 6.0, 72, 6))
 _TICKET = (("ticket", 1.0, 864, 72),)
 _DAY_SLOTS = 288
+_SERVICE = "bad_service_clients"
 # So large a share of bad streams counts as a burn over each limit: with a target of 0.8 a burn of 6 would be more than all streams.
 _OUTAGE_SHARE = 0.9
 # The largest probability of so many bad user slots on budget at which a page or a ticket fires.
@@ -39,11 +40,13 @@ def burn(own: str, connection: str, windows: tuple[tuple[str, float, int, int], 
     expression that orders streams by how bad they are.
     """
     path = "bad_connection_clients" if connection else "CAST(map(), 'Map(UInt64, UInt32)')"
-    rates = _windows(own, path, windows) + _totals(connection) + _rates()
+    # Errors burn the service's budget alone.
+    failed = "bad_error" if own == _SERVICE else "0"
+    rates = _windows(own, path, failed, windows) + _totals(connection) + _rates()
     return rates + context(causes, worst) + result()
 
 
-def _windows(own: str, path: str, windows: tuple[tuple[str, float, int, int], ...]) -> str:
+def _windows(own: str, path: str, failed: str, windows: tuple[tuple[str, float, int, int], ...]) -> str:
     """Return the common table expressions for the streams of each service in slots of five minutes, and for its windows."""
     listed = ", ".join(f"('{severity}', {rate}, {long}, {short})" for severity, rate, long, short in windows)
     pages = any(severity == "page" for severity, *_ in windows)
@@ -58,7 +61,8 @@ def _windows(own: str, path: str, windows: tuple[tuple[str, float, int, int], ..
         SELECT
             tenant, service_name AS service, vantage, objective, round(1 - {TARGET}, 9) AS allowed,
             intDiv(dateDiff('second', minute, at), {SLOT_S}) AS slot,
-            model, service_version AS release, judged, judged_clients AS seen, {own} AS own, {path} AS path
+            model, service_version AS release, judged, judged_clients AS seen, {own} AS own, {path} AS path,
+            toInt64({failed}) AS failed
         FROM stream_minutes FINAL
         WHERE minute > at - INTERVAL 3 DAY AND minute <= at AND judged > 0
     ),
@@ -101,7 +105,7 @@ def _totals(connection: str) -> str:
     (
         SELECT
             tenant, service, vantage, objective, window,
-            sum(judged) AS n_long, sumIf(judged, slot < window.4) AS n_short, sum(others) AS unknown,
+            sum(judged) AS n_long, sumIf(judged, slot < window.4) AS n_short, sum(others) AS unknown, sum(failed) AS failed_long,
             sumForEach([own_n, own_n + path_n]) AS bad_long, sumForEachIf([own_n, own_n + path_n], slot < window.4) AS bad_short,
             sumForEach([own_others, own_others + path_others]) AS bad_unknown,
             uniqExactArray(known) AS users, uniqExactArray(path_known) + sum(path_others) AS path_users,
@@ -112,7 +116,7 @@ def _totals(connection: str) -> str:
         FROM
         (
             SELECT
-                tenant, service, vantage, objective, slot, toInt64(judged) AS judged,
+                tenant, service, vantage, objective, slot, toInt64(judged) AS judged, failed,
                 arrayFilter(client -> client != 0, mapKeys(own)) AS own_known,
                 arrayFilter(client -> client != 0, mapKeys(path)) AS path_known,
                 arrayConcat(own_known, path_known) AS bad_known,
@@ -129,7 +133,7 @@ def _totals(connection: str) -> str:
     totals AS
     (
         SELECT
-            tenant, service, vantage, objective, window, n_long, n_short, unknown, toInt64(users) AS users,
+            tenant, service, vantage, objective, window, n_long, n_short, unknown, failed_long, toInt64(users) AS users,
             if(path_users {"<" if connection == "private" else ">="} 2, 2, 1) AS which,
             bad_long[which] AS k_long, bad_short[which] AS k_short, bad_unknown[which] AS unknown_bad,
             toInt64(bad_users[which]) AS users_bad,
@@ -212,6 +216,6 @@ def _rates() -> str:
 _GAP = "gap_max_us"
 _FROZEN, _LATE = f"cause NOT IN {sql_list(END_USER)}", f"cause IN {sql_list(FIRST_OUTPUT)}"
 _OWN = f"cause IN {sql_list((*END_USER, *NETWORK_PATH))}"
-ITL = burn("bad_service_clients", "shared", _PAGES + _TICKET, _FROZEN, _GAP)
+ITL = burn(_SERVICE, "shared", _PAGES + _TICKET, _FROZEN, _GAP)
 TTFT = burn("bad_late_clients", "", _PAGES + _TICKET, _LATE, FIRST_OUTPUT_US)
 END_USERS = burn("bad_reader_clients", "private", (("ticket", 6.0, 72, 6), *_TICKET), _OWN, _GAP)

@@ -7,8 +7,8 @@ that recorded the same streams, because one incident is one page. The module dec
 
 from __future__ import annotations
 
-from legato_ingest.causes import CAUSES
-from legato_ingest.definitions import VANTAGES
+from legato_ingest.causes import CAUSES, sql_list
+from legato_ingest.definitions import ERRORS, VANTAGES
 from legato_ingest.objectives import DEFAULT, NAME
 from legato_ingest.quoting import literal
 
@@ -139,7 +139,9 @@ _LENT = f"""    (
 """
 _WORST = f"""    worst AS
     (
-        SELECT tenant, service_name AS service, vantage, {NAME} AS objective, lower(hex(argMax(trace_id, {{worst}}))) AS trace
+        SELECT tenant, service_name AS service, vantage, {NAME} AS objective, lower(hex(argMax(trace_id, {{worst}}))) AS trace,
+            lower(hex(argMaxIf(trace_id, start_time, outcome IN {sql_list(ERRORS)}))) AS failed_trace,
+            topKIf(1)(error_type::String, outcome IN {sql_list(ERRORS)} AND error_type != '')[1] AS error_type
         FROM stream_revs
         WHERE notEmpty(burning) AND start_time > at - INTERVAL 6 HOUR AND start_time <= at
             AND has(
@@ -177,9 +179,9 @@ def result() -> str:
     return f"""SELECT
     tenant, service, vantage, objective, target, severity, firing, reason, burn_rate, burn_limit, bad, streams, users_bad, users,
     unknown_bad, unknown,
-    window_s, since, if(top['cause'] = '', lent_cause, top['cause'])::String AS cause,
-    round(if(top['cause'] = '', lent_share, share['cause']), 3) AS cause_share, top['engine'] AS engine, top['model'] AS model,
-    top['release'] AS release, ifNull(trace, '') AS trace,
+    window_s, since, multiIf(is_failing, '', top['cause'] = '', lent_cause, top['cause'])::String AS cause,
+    round(multiIf(is_failing, 0, top['cause'] = '', lent_share, share['cause']), 3) AS cause_share, top['engine'] AS engine,
+    top['model'] AS model, top['release'] AS release, ifNull(if(is_failing, failed_trace, trace), '') AS trace,
     toString(1000 * toUnixTimestamp(since)) AS from_ms, toString(1000 * toUnixTimestamp(at)) AS to_ms,
     multiIf(users = 0, 'end users unknown', concat({_count("users_bad")}, ' of ', {_count("users")}, ' end users',
         if(unknown_bad > 0, concat(' and ', {_count("unknown_bad")}, ' streams of unknown ones'), ''))) AS end_users,
@@ -189,10 +191,12 @@ def result() -> str:
         'a month''s error budget in ', {_duration("2592000 / burn_rate")}, '.',
         if(objective = '{DEFAULT}', '', concat(' Objective: ', objective, ', ', toString(round(100 * target, 4)), ' % good.')),
         {_share("model", "Model with most bad streams:")}, {_share("release", "Release:")},
-        if(cause = '', ' Likely cause: not known.', concat(' Likely cause: ',
+        if(failed = 0, '', concat(' ', {_count("failed")}, ' of them ended in an error',
+            if(error_type = '', '.', concat(', mostly ', error_type, '.')))),
+        multiIf(is_failing, '', cause = '', ' Likely cause: not known.', concat(' Likely cause: ',
             transform(cause, [{_NAMES}], [{_LABELS}], cause), ', ', toString(round(100 * cause_share)),
             ' % of the stalled time in this window', if(top['cause'] = '', ' at the clients of these streams.', '.'))),
-        {_share("engine", "Engine with most stalled time:")})) AS message
+        if(is_failing, '', {_share("engine", "Engine with most stalled time:")}))) AS message
 FROM
 (
     SELECT
@@ -203,6 +207,8 @@ FROM
             burns, 'a page of the same service fires', reason) AS reason,
         round(1 - allowed, 9) AS target, round(p_long / allowed, 2) AS burn_rate,
         limit AS burn_limit, toUInt64(k_long) AS bad, toUInt64(n_long) AS streams,
+        toUInt64(failed_long) AS failed, 2 * failed_long >= k_long AND failed_long > 0 AS is_failing,
+        ifNull(failed_trace, '') AS failed_trace, ifNull(error_type, '') AS error_type,
         toUInt64(users_bad) AS users_bad, toUInt64(users) AS users, toUInt64(unknown_bad) AS unknown_bad, toUInt64(unknown) AS unknown,
         arrayFilter(each -> each.1 < window.3, history) AS within,
         -- The start of the incident: since then most streams more were bad than the limit allows (the largest suffix sum, as in CUSUM;

@@ -82,7 +82,7 @@ RULES = (
         burn.ITL,
         _BURN_LABELS,
         (),
-        f"{_label('service')} ({_label('vantage')}): streams freeze",
+        f"{_label('service')} ({_label('vantage')}): streams freeze or fail",
         _MESSAGE,
         "/d/legato-attribution/jitter" + _SERVICE + "&" + _TIMES,
         texts=_BURN_TEXTS,

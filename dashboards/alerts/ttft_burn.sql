@@ -13,7 +13,8 @@ WITH
         SELECT
             tenant, service_name AS service, vantage, objective, round(1 - transform(objective::String, targets.1, targets.2, targets.2[indexOf(targets.1, 'default')]), 9) AS allowed,
             intDiv(dateDiff('second', minute, at), 300) AS slot,
-            model, service_version AS release, judged, judged_clients AS seen, bad_late_clients AS own, CAST(map(), 'Map(UInt64, UInt32)') AS path
+            model, service_version AS release, judged, judged_clients AS seen, bad_late_clients AS own, CAST(map(), 'Map(UInt64, UInt32)') AS path,
+            toInt64(0) AS failed
         FROM stream_minutes FINAL
         WHERE minute > at - INTERVAL 3 DAY AND minute <= at AND judged > 0
     ),
@@ -47,7 +48,7 @@ WITH
     (
         SELECT
             tenant, service, vantage, objective, window,
-            sum(judged) AS n_long, sumIf(judged, slot < window.4) AS n_short, sum(others) AS unknown,
+            sum(judged) AS n_long, sumIf(judged, slot < window.4) AS n_short, sum(others) AS unknown, sum(failed) AS failed_long,
             sumForEach([own_n, own_n + path_n]) AS bad_long, sumForEachIf([own_n, own_n + path_n], slot < window.4) AS bad_short,
             sumForEach([own_others, own_others + path_others]) AS bad_unknown,
             uniqExactArray(known) AS users, uniqExactArray(path_known) + sum(path_others) AS path_users,
@@ -58,7 +59,7 @@ WITH
         FROM
         (
             SELECT
-                tenant, service, vantage, objective, slot, toInt64(judged) AS judged,
+                tenant, service, vantage, objective, slot, toInt64(judged) AS judged, failed,
                 arrayFilter(client -> client != 0, mapKeys(own)) AS own_known,
                 arrayFilter(client -> client != 0, mapKeys(path)) AS path_known,
                 arrayConcat(own_known, path_known) AS bad_known,
@@ -75,7 +76,7 @@ WITH
     totals AS
     (
         SELECT
-            tenant, service, vantage, objective, window, n_long, n_short, unknown, toInt64(users) AS users,
+            tenant, service, vantage, objective, window, n_long, n_short, unknown, failed_long, toInt64(users) AS users,
             if(path_users >= 2, 2, 1) AS which,
             bad_long[which] AS k_long, bad_short[which] AS k_short, bad_unknown[which] AS unknown_bad,
             toInt64(bad_users[which]) AS users_bad,
@@ -232,7 +233,9 @@ WITH
     ),
     worst AS
     (
-        SELECT tenant, service_name AS service, vantage, arrayFirst(row -> row.2 IN ('*', tenant) AND service_name LIKE row.3::String AND model LIKE row.4::String AND route LIKE row.5::String, objectives).6 AS objective, lower(hex(argMax(trace_id, coalesce(ttfo_us, ttft_us, if(content_chunks > 0, 0, intDiv(duration_ns, 1000)))))) AS trace
+        SELECT tenant, service_name AS service, vantage, arrayFirst(row -> row.2 IN ('*', tenant) AND service_name LIKE row.3::String AND model LIKE row.4::String AND route LIKE row.5::String, objectives).6 AS objective, lower(hex(argMax(trace_id, coalesce(ttfo_us, ttft_us, if(content_chunks > 0, 0, intDiv(duration_ns, 1000)))))) AS trace,
+            lower(hex(argMaxIf(trace_id, start_time, outcome IN ('timeout', 'upstream_error', 'engine_abort', 'abandoned')))) AS failed_trace,
+            topKIf(1)(error_type::String, outcome IN ('timeout', 'upstream_error', 'engine_abort', 'abandoned') AND error_type != '')[1] AS error_type
         FROM stream_revs
         WHERE notEmpty(burning) AND start_time > at - INTERVAL 6 HOUR AND start_time <= at
             AND has(
@@ -244,9 +247,9 @@ WITH
 SELECT
     tenant, service, vantage, objective, target, severity, firing, reason, burn_rate, burn_limit, bad, streams, users_bad, users,
     unknown_bad, unknown,
-    window_s, since, if(top['cause'] = '', lent_cause, top['cause'])::String AS cause,
-    round(if(top['cause'] = '', lent_share, share['cause']), 3) AS cause_share, top['engine'] AS engine, top['model'] AS model,
-    top['release'] AS release, ifNull(trace, '') AS trace,
+    window_s, since, multiIf(is_failing, '', top['cause'] = '', lent_cause, top['cause'])::String AS cause,
+    round(multiIf(is_failing, 0, top['cause'] = '', lent_share, share['cause']), 3) AS cause_share, top['engine'] AS engine,
+    top['model'] AS model, top['release'] AS release, ifNull(if(is_failing, failed_trace, trace), '') AS trace,
     toString(1000 * toUnixTimestamp(since)) AS from_ms, toString(1000 * toUnixTimestamp(at)) AS to_ms,
     multiIf(users = 0, 'end users unknown', concat(replaceRegexpOne(reverse(replaceRegexpAll(reverse(toString(users_bad)), '([0-9]{3})', '\\1,')), '^,', ''), ' of ', replaceRegexpOne(reverse(replaceRegexpAll(reverse(toString(users)), '([0-9]{3})', '\\1,')), '^,', ''), ' end users',
         if(unknown_bad > 0, concat(' and ', replaceRegexpOne(reverse(replaceRegexpAll(reverse(toString(unknown_bad)), '([0-9]{3})', '\\1,')), '^,', ''), ' streams of unknown ones'), ''))) AS end_users,
@@ -260,10 +263,12 @@ SELECT
             2592000 / burn_rate >= 120, concat(toString(round(2592000 / burn_rate / 60)), ' minutes'), 'a minute'), '.',
         if(objective = 'default', '', concat(' Objective: ', objective, ', ', toString(round(100 * target, 4)), ' % good.')),
         if(top['model'] = '', '', concat(' Model with most bad streams: ', top['model'], ' (', toString(round(100 * share['model'])), ' %).')), if(top['release'] = '', '', concat(' Release: ', top['release'], ' (', toString(round(100 * share['release'])), ' %).')),
-        if(cause = '', ' Likely cause: not known.', concat(' Likely cause: ',
+        if(failed = 0, '', concat(' ', replaceRegexpOne(reverse(replaceRegexpAll(reverse(toString(failed)), '([0-9]{3})', '\\1,')), '^,', ''), ' of them ended in an error',
+            if(error_type = '', '.', concat(', mostly ', error_type, '.')))),
+        multiIf(is_failing, '', cause = '', ' Likely cause: not known.', concat(' Likely cause: ',
             transform(cause, ['base', 'scheduling', 'kv_pressure', 'gpu_clock', 'host', 'front_end', 'coalescing', 'connection', 'slow_reader', 'consumer', 'generation', 'delivery', 'unknown', 'mixed', 'speculation', 'queue', 'render'], ['healthy step (base)', 'prefill of others (scheduling)', 'KV cache pressure (kv_pressure)', 'GPU throttling (gpu_clock)', 'engine\'s host (host)', 'front end (front_end)', 'buffer (coalescing)', 'connection (connection)', 'unread socket (slow_reader)', 'application (consumer)', 'generated late (generation)', 'delivered late (delivery)', 'unknown (unknown)', 'several causes (mixed)', 'rejected drafts (speculation)', 'queue (queue)', 'rendering (render)'], cause), ', ', toString(round(100 * cause_share)),
             ' % of the stalled time in this window', if(top['cause'] = '', ' at the clients of these streams.', '.'))),
-        if(top['engine'] = '', '', concat(' Engine with most stalled time: ', top['engine'], ' (', toString(round(100 * share['engine'])), ' %).')))) AS message
+        if(is_failing, '', if(top['engine'] = '', '', concat(' Engine with most stalled time: ', top['engine'], ' (', toString(round(100 * share['engine'])), ' %).'))))) AS message
 FROM
 (
     SELECT
@@ -274,6 +279,8 @@ FROM
             burns, 'a page of the same service fires', reason) AS reason,
         round(1 - allowed, 9) AS target, round(p_long / allowed, 2) AS burn_rate,
         limit AS burn_limit, toUInt64(k_long) AS bad, toUInt64(n_long) AS streams,
+        toUInt64(failed_long) AS failed, 2 * failed_long >= k_long AND failed_long > 0 AS is_failing,
+        ifNull(failed_trace, '') AS failed_trace, ifNull(error_type, '') AS error_type,
         toUInt64(users_bad) AS users_bad, toUInt64(users) AS users, toUInt64(unknown_bad) AS unknown_bad, toUInt64(unknown) AS unknown,
         arrayFilter(each -> each.1 < window.3, history) AS within,
         -- The start of the incident: since then most streams more were bad than the limit allows (the largest suffix sum, as in CUSUM;

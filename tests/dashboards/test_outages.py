@@ -13,7 +13,7 @@ from dashboards.alerts.burn import ITL, TTFT
 from helpers.builders.batches import received_spans
 from helpers.builders.rollup_rows import rollup_worker, snapshot
 from helpers.builders.spans import SECOND_NS, native_span, request
-from helpers.dashboards.burning import firing
+from helpers.dashboards.burning import ask, firing
 from legato._timeline import pack
 from legato_ingest.otlp.batch import Limits
 from legato_ingest.storage import Store
@@ -35,7 +35,7 @@ def fail(
     drop: Sequence[str] = _ARRIVED,
 ) -> None:
     """Store streams of the last four minutes that have these attributes, and roll them up."""
-    body, rng = request(), random.Random(7)
+    body, rng = request(), random.Random(count)
     for number in range(count):
         start_ns, span_id = time.time_ns() - (30 + number * 200 // count) * SECOND_NS, rng.randbytes(8)
         own = {**attributes, **(snapshot(1_000.0, span_id) if is_running else {})}
@@ -82,3 +82,13 @@ def test_a_stream_with_chunks_but_no_timeline_is_not_judged(store: Store) -> Non
     """What the timeline would say is unknown."""
     fail(store, 60, {"legato.stream.outcome": "upstream_error"})
     assert store.select("SELECT sum(streams), sum(judged) FROM stream_minutes FINAL") == [(60, 0)]
+
+
+def test_the_message_of_a_failing_service_names_the_error(store: Store) -> None:
+    """Neither a cause of stalls, nor a stream that did not fail."""
+    fail(store, 5, {}, drop=())
+    fail(store, 60, {**NOTHING, "legato.stream.outcome": "upstream_error", "error.type": "http_500"})
+    (row,) = (row for row in ask(store, ITL, int(time.time())) if row["firing"])
+    assert "60 of 65 streams were bad" in row["message"] and row["message"].endswith(" 60 of them ended in an error, mostly http_500.")
+    ((outcome,),) = store.select(f"SELECT outcome FROM streams WHERE trace = '{row['trace']}'")
+    assert (outcome, row["cause"]) == ("upstream_error", "")
