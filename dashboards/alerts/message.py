@@ -140,7 +140,9 @@ _LENT = f"""    (
 _WORST = f"""    worst AS
     (
         SELECT tenant, service_name AS service, vantage, {NAME} AS objective, lower(hex(argMax(trace_id, {{worst}}))) AS trace,
-            lower(hex(argMaxIf(trace_id, start_time, outcome IN {sql_list(ERRORS)}))) AS failed_trace,
+            -- Empty if there is none: an application that was killed left only snapshots.
+            if(countIf(outcome IN {sql_list(ERRORS)}) = 0, '', lower(hex(argMaxIf(trace_id, start_time, outcome IN {sql_list(ERRORS)}))))
+                AS failed_trace,
             topKIf(1)(error_type::String, outcome IN {sql_list(ERRORS)} AND error_type != '')[1] AS error_type
         FROM stream_revs
         WHERE notEmpty(burning) AND start_time > at - INTERVAL 6 HOUR AND start_time <= at
@@ -181,7 +183,7 @@ def result() -> str:
     unknown_bad, unknown,
     window_s, since, multiIf(is_failing, '', top['cause'] = '', lent_cause, top['cause'])::String AS cause,
     round(multiIf(is_failing, 0, top['cause'] = '', lent_share, share['cause']), 3) AS cause_share, top['engine'] AS engine,
-    top['model'] AS model, top['release'] AS release, ifNull(if(is_failing, failed_trace, trace), '') AS trace,
+    top['model'] AS model, top['release'] AS release, ifNull(if(is_failing AND failed_trace != '', failed_trace, trace), '') AS trace,
     toString(1000 * toUnixTimestamp(since)) AS from_ms, toString(1000 * toUnixTimestamp(at)) AS to_ms,
     multiIf(users = 0, 'end users unknown', concat({_count("users_bad")}, ' of ', {_count("users")}, ' end users',
         if(unknown_bad > 0, concat(' and ', {_count("unknown_bad")}, ' streams of unknown ones'), ''))) AS end_users,

@@ -234,7 +234,9 @@ WITH
     worst AS
     (
         SELECT tenant, service_name AS service, vantage, arrayFirst(row -> row.2 IN ('*', tenant) AND service_name LIKE row.3::String AND model LIKE row.4::String AND route LIKE row.5::String, objectives).6 AS objective, lower(hex(argMax(trace_id, gap_max_us))) AS trace,
-            lower(hex(argMaxIf(trace_id, start_time, outcome IN ('timeout', 'upstream_error', 'engine_abort', 'abandoned')))) AS failed_trace,
+            -- Empty if there is none: an application that was killed left only snapshots.
+            if(countIf(outcome IN ('timeout', 'upstream_error', 'engine_abort', 'abandoned')) = 0, '', lower(hex(argMaxIf(trace_id, start_time, outcome IN ('timeout', 'upstream_error', 'engine_abort', 'abandoned')))))
+                AS failed_trace,
             topKIf(1)(error_type::String, outcome IN ('timeout', 'upstream_error', 'engine_abort', 'abandoned') AND error_type != '')[1] AS error_type
         FROM stream_revs
         WHERE notEmpty(burning) AND start_time > at - INTERVAL 6 HOUR AND start_time <= at
@@ -249,7 +251,7 @@ SELECT
     unknown_bad, unknown,
     window_s, since, multiIf(is_failing, '', top['cause'] = '', lent_cause, top['cause'])::String AS cause,
     round(multiIf(is_failing, 0, top['cause'] = '', lent_share, share['cause']), 3) AS cause_share, top['engine'] AS engine,
-    top['model'] AS model, top['release'] AS release, ifNull(if(is_failing, failed_trace, trace), '') AS trace,
+    top['model'] AS model, top['release'] AS release, ifNull(if(is_failing AND failed_trace != '', failed_trace, trace), '') AS trace,
     toString(1000 * toUnixTimestamp(since)) AS from_ms, toString(1000 * toUnixTimestamp(at)) AS to_ms,
     multiIf(users = 0, 'end users unknown', concat(replaceRegexpOne(reverse(replaceRegexpAll(reverse(toString(users_bad)), '([0-9]{3})', '\\1,')), '^,', ''), ' of ', replaceRegexpOne(reverse(replaceRegexpAll(reverse(toString(users)), '([0-9]{3})', '\\1,')), '^,', ''), ' end users',
         if(unknown_bad > 0, concat(' and ', replaceRegexpOne(reverse(replaceRegexpAll(reverse(toString(unknown_bad)), '([0-9]{3})', '\\1,')), '^,', ''), ' streams of unknown ones'), ''))) AS end_users,

@@ -121,7 +121,7 @@ RULES = (
         ("stalled", "in_flight", "longest_s"),
         f"{_label('service')} ({_label('vantage')}): running streams stand still",
         f"{_figure('stalled')} of {_figure('in_flight')} running streams have had no content for 8 s or more, the longest for "
-        f"{_figure('longest_s', 'humanizeDuration')}. They have not ended, so the ITL budget does not count them yet.",
+        f"{_figure('longest_s', 'humanizeDuration')}. They have not ended, so no burn rate counts them yet.",
         "/d/legato-now/now" + _SERVICE,
         severity="page",
     ),

@@ -1,8 +1,8 @@
 """The SQL of the rule on streams that are stalled now, while they run: one row per service and vantage, with ``firing`` and figures.
 
-The burn rates count streams that have ended, or have broken a limit. If all streams of a service freeze, none ends, so this rule reads what
+The burn rates count streams that have ended. If all streams of a service freeze, none ends, so this rule reads what
 the SDK reports about running streams: those without content for 8 s or more, and the number in flight. Streams without any content so far
-do not count, because some models think for a long time before their first output: these burn the budget of first outputs (`burn`).
+do not count, because some models think for a long time before their first output.
 """
 
 from __future__ import annotations

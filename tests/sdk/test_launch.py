@@ -150,11 +150,11 @@ def test_a_broken_sdk_does_not_break_the_program(tmp_path: pathlib.Path) -> None
 def test_an_environment_without_the_sdk_is_named(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With what to install there."""
     monkeypatch.setattr(launch, "_PROBE", "import sys; sys.exit(1)")
-    with pytest.raises(SettingsError, match=r"no SDK of Legato in the environment of .*pip install 'legato\[otlp\]'"):
+    with pytest.raises(SettingsError, match=r"no SDK of Legato in the environment of .*pip install './sdk\[otlp\]'"):
         launch.python_with_sdk()
 
 
 def test_the_help_names_the_package_to_install(tmp_path: pathlib.Path) -> None:
     """With the extra in brackets, which a formatter of help could take for markup."""
     done = run(tmp_path, sys.executable, "-m", "legato_ingest", "run", "--help")
-    assert done.returncode == 0 and "pip install 'legato[otlp]'" in " ".join(done.stdout.split())
+    assert done.returncode == 0 and "pip install './sdk[otlp]'" in " ".join(done.stdout.split())

@@ -198,5 +198,6 @@ def _write(path: pathlib.Path, tokens: Sequence[Token]) -> None:
         os.replace(temporary, path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        owner = f"; it belongs to the user {before.st_uid}: run the command as that user or as root" if before is not None else ""
+        is_others = before is not None and isinstance(error, PermissionError)
+        owner = f"; it belongs to the user {before.st_uid}: run the command as that user or as root" if before and is_others else ""
         raise LegatoError(f"cannot write {path} ({error.strerror}){owner}") from None

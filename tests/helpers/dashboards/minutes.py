@@ -191,16 +191,13 @@ def _stream_of(row: Row) -> Key:
 
 def _judge(row: Row, causes: dict[str, int], gap_us: int, first_us: int) -> None:
     """Add to the row whether the stream is good and which side is charged. ``causes``: the longest judged gap (µs) of each cause."""
-    row["is_over"] = row["outcome"] != "running"
-    has_first = row["content_chunks"] or (not row["is_over"] and "start_unknown" in row["flags"])
-    until_end = 0 if has_first else row["duration_ns"] // 1000
+    until_end = 0 if row["content_chunks"] else row["duration_ns"] // 1000
     first = next(us for us in (row["ttfo_us"], row["ttft_us"], until_end) if us is not None)
+    row["is_over"] = row["outcome"] != "running"
+    row["is_judged"] = row["is_over"] and row["content_chunks"] is not None
     row["is_late"], row["is_error"] = first > first_us, row["outcome"] in ERRORS
     row["over_gap"] = row["gap_max_us"] is not None and row["gap_max_us"] > gap_us
-    # A running stream that broke a limit stays bad.
-    is_broken = row["over_gap"] or row["is_error"] or row["is_late"]
-    row["is_judged"] = row["content_chunks"] is not None and (row["is_over"] or is_broken)
-    row["is_bad"] = row["is_judged"] and is_broken
+    row["is_bad"] = row["is_judged"] and (row["over_gap"] or row["is_error"] or row["is_late"])
     # An error, a long open gap, and a longest gap without a verdict are not charged to the end user.
     is_service = row["is_error"] or (row["gap_open_us"] or 0) > gap_us or (row["gap_max_us"] or 0) > max(causes.values(), default=0) + 1_000
     if is_service or causes.keys() - READERS - {"connection"}:

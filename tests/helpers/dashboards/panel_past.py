@@ -137,16 +137,14 @@ def _with_minutes(rows: list[Row]) -> list[Row]:
 def _judged(row: Row) -> Row:
     """Whether a stream was good, the reason if it was not, and all its gaps (µs)."""
     is_over = row["outcome"] != "running"
-    has_first = row["content_chunks"] or (not is_over and "start_unknown" in row["flags"])
-    until_end = 0 if has_first else row["duration_ns"] // 1000
+    until_end = 0 if row["content_chunks"] else row["duration_ns"] // 1000
     first = next(us for us in (row["ttfo_us"], row["ttft_us"], until_end) if us is not None)
     reasons = {
         "gap": (row["gap_max_us"] or 0) > 400_000,
         "error": row["outcome"] in ("timeout", "upstream_error", "engine_abort", "abandoned"),
         "late": first > 2_000_000,
     }
-    # A running stream that broke a limit stays bad.
-    is_judged = row["content_chunks"] is not None and (is_over or any(reasons.values()))
+    is_judged = is_over and row["content_chunks"] is not None
     gaps = _gaps(row) if is_over else []
     return {
         "is_over": is_over,
