@@ -7,7 +7,7 @@ that recorded the same streams, because one incident is one page. The module dec
 
 from __future__ import annotations
 
-from legato_ingest.causes import CAUSES, sql_list
+from legato_ingest.causes import CAUSES
 from legato_ingest.definitions import ERRORS, VANTAGES
 from legato_ingest.objectives import DEFAULT, NAME
 from legato_ingest.quoting import literal
@@ -137,13 +137,13 @@ _LENT = f"""    (
         GROUP BY tenant, service, vantage, objective, window
     ),
 """
+_FAILED = f"outcome IN {ERRORS}"
 _WORST = f"""    worst AS
     (
         SELECT tenant, service_name AS service, vantage, {NAME} AS objective, lower(hex(argMax(trace_id, {{worst}}))) AS trace,
             -- Empty if there is none: an application that was killed left only snapshots.
-            if(countIf(outcome IN {sql_list(ERRORS)}) = 0, '', lower(hex(argMaxIf(trace_id, start_time, outcome IN {sql_list(ERRORS)}))))
-                AS failed_trace,
-            topKIf(1)(error_type::String, outcome IN {sql_list(ERRORS)} AND error_type != '')[1] AS error_type
+            argMaxIf(lower(hex(trace_id)), start_time, {_FAILED}) AS failed_trace,
+            topKIf(1)(error_type::String, {_FAILED} AND error_type != '')[1] AS error_type
         FROM stream_revs
         WHERE notEmpty(burning) AND start_time > at - INTERVAL 6 HOUR AND start_time <= at
             AND has(

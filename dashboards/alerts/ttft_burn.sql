@@ -235,8 +235,7 @@ WITH
     (
         SELECT tenant, service_name AS service, vantage, arrayFirst(row -> row.2 IN ('*', tenant) AND service_name LIKE row.3::String AND model LIKE row.4::String AND route LIKE row.5::String, objectives).6 AS objective, lower(hex(argMax(trace_id, coalesce(ttfo_us, ttft_us, if(content_chunks > 0, 0, intDiv(duration_ns, 1000)))))) AS trace,
             -- Empty if there is none: an application that was killed left only snapshots.
-            if(countIf(outcome IN ('timeout', 'upstream_error', 'engine_abort', 'abandoned')) = 0, '', lower(hex(argMaxIf(trace_id, start_time, outcome IN ('timeout', 'upstream_error', 'engine_abort', 'abandoned')))))
-                AS failed_trace,
+            argMaxIf(lower(hex(trace_id)), start_time, outcome IN ('timeout', 'upstream_error', 'engine_abort', 'abandoned')) AS failed_trace,
             topKIf(1)(error_type::String, outcome IN ('timeout', 'upstream_error', 'engine_abort', 'abandoned') AND error_type != '')[1] AS error_type
         FROM stream_revs
         WHERE notEmpty(burning) AND start_time > at - INTERVAL 6 HOUR AND start_time <= at

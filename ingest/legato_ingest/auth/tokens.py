@@ -198,6 +198,7 @@ def _write(path: pathlib.Path, tokens: Sequence[Token]) -> None:
         os.replace(temporary, path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        is_others = before is not None and isinstance(error, PermissionError)
-        owner = f"; it belongs to the user {before.st_uid}: run the command as that user or as root" if before and is_others else ""
-        raise LegatoError(f"cannot write {path} ({error.strerror}){owner}") from None
+        hint = ""
+        if before is not None and isinstance(error, PermissionError):
+            hint = f"; it belongs to the user {before.st_uid}: run the command as that user or as root"
+        raise LegatoError(f"cannot write {path} ({error.strerror}){hint}") from None

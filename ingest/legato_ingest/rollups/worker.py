@@ -234,7 +234,9 @@ class RollupWorker(PeriodicWorker[RollupResult]):
             self._try(source, backlog.recent(now_ms() / 1000), result, backlog)
         ends_s, goes_on = time.monotonic() + _OLD_S_MAX, True
         while goes_on and any(waiting) and not self.stopping:
-            goes_on = all([self._try(source, each.first(), result, each) for source, each in zip(_SOURCES, waiting, strict=True) if each])
+            for source, backlog in zip(_SOURCES, waiting, strict=True):
+                if backlog:
+                    goes_on = self._try(source, backlog.first(), result, backlog) and goes_on
             goes_on = goes_on and time.monotonic() < ends_s
         with self._counted_if_refused():
             self._compute_hours(hours_every_s, ends_s)
