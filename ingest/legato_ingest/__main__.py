@@ -1,9 +1,9 @@
 """`python -m legato_ingest`, and the command `legato`."""
 
-from legato_ingest.lean import without_pandas
+from legato_ingest.lean import be_lean
 
-# Before anything imports pyarrow.
-without_pandas()
+# Before anything imports pyarrow or starts a thread.
+be_lean()
 
 from legato_ingest.cli.main import main  # noqa: E402
 

@@ -1,11 +1,14 @@
-"""A process without pandas: `python -m legato_ingest.lean MODULE ARGUMENTS` runs a module like `python -m`.
+"""A process that takes little memory: `python -m legato_ingest.lean MODULE ARGUMENTS` runs a module like `python -m`.
 
 Where pandas is installed, and chDB's package installs it, pyarrow and clickhouse-connect import it: 35 MB and 0.3 s in each process of
-`legato serve`, which uses nothing of it. Both work without it. The module imports nothing of Legato, so that it comes first.
+`legato serve`, which uses nothing of it. Both work without it. And the C library has a heap for each thread, which keeps what
+was freed. The module imports nothing of Legato, so that it comes first.
 """
 
 from __future__ import annotations
 
+import ctypes
+import os
 import runpy
 import sys
 from collections.abc import Sequence
@@ -13,7 +16,12 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-__all__ = ["without_pandas"]
+__all__ = ["be_lean"]
+
+# Option M_ARENA_MAX of glibc's mallopt(3), and the environment variable that an administrator may set instead. By default each thread has
+# a heap, up to eight for each core, and in each stays what was freed between blocks in use: 100 MB at 150 streams/s. A limit for mapped
+# blocks (M_MMAP_THRESHOLD) would give back more, but then each body's memory is mapped anew, and conversion takes half as long again.
+_ARENA_MAX, _ARENA_MAX_VARIABLE = -8, "MALLOC_ARENA_MAX"
 
 
 class _NoPandas(MetaPathFinder):
@@ -24,14 +32,20 @@ class _NoPandas(MetaPathFinder):
         return None
 
 
-def without_pandas() -> None:
-    """Let imports of pandas fail in this process, as if it were not installed."""
+def be_lean() -> None:
+    """Let imports of pandas fail in this process, as if it were not installed, and let all threads share one heap (glibc only).
+
+    Call it before a thread is started.
+    """
     if not any(isinstance(finder, _NoPandas) for finder in sys.meta_path):
         sys.meta_path.insert(0, _NoPandas())
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
+    if set_option is not None and _ARENA_MAX_VARIABLE not in os.environ:
+        set_option(_ARENA_MAX, 1)
 
 
 def _main() -> None:
-    without_pandas()
+    be_lean()
     sys.argv = sys.argv[1:]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
