@@ -1,39 +1,75 @@
-"""The SQL of the rule on streams that are stalled now, while they run: one row per service and vantage, with ``firing`` and figures.
+"""The SQL of the rules on streams that are stalled now, while they run: one row per service and vantage, with ``firing`` and figures.
 
-The burn rates count streams that have ended. If all streams of a service freeze, none ends, so this rule reads what the SDK reports about
-running streams: those without content for 8 s or more, and the number in flight. Streams without any content so far do not count, because
-some models think for a long time before their first output.
+The burn rates count streams that have ended. If all streams of a service freeze, none ends, so these rules read what the SDK reports about
+running streams: those without content for 8 s or more, and the number in flight. A stream with a first content stands still then. One
+without may think for a long time before its first output, so it must wait for longer than is usual for its service.
 """
 
 from __future__ import annotations
 
+from dashboards.sql_fragments import quantile
 from legato_ingest.definitions import VANTAGES
 
-__all__ = ["STALLED"]
+__all__ = ["STALLED", "UNANSWERED"]
 
-# A page needs this many streams, and this share of those in flight. Several streams are silent at once only if something is wrong.
-_STREAMS_MIN, _SHARE_MIN = 3, 0.1
-_SILENCE_US_MIN = 8_000_000
+# A page needs this many streams. Several streams are silent at once only if something is wrong.
+_STREAMS_MIN = 3
+# The shortest silence of a stream that counts, after its first content and before it: the second and the third report of the SDK.
+_SILENCE_US_MIN, _WAIT_US_MIN = 8_000_000, 30_000_000
+# And their shares of those in flight. Streams that wait for long are among these for longer than others.
+_STALLED_SHARE_MIN, _UNANSWERED_SHARE_MIN = 0.1, 0.5
+# Twice the time in which 99 % of the streams of a day had their first content; with fewer than 20 of them it is not known.
+_USUAL_TIMES, _USUAL_LEVEL, _USUAL_STREAMS_MIN = 2, 0.99, 20
 _PLACE = f"indexOf({list(VANTAGES)}, vantage::String)"
-STALLED = f"""WITH
-    flying AS
-    (
-        SELECT tenant, service_name AS service, vantage, sum(streams) AS running
-        FROM streams_in_flight
-        GROUP BY tenant, service, vantage
-    ),
-    silent AS
+_SILENT = f"""silent AS
     (
         SELECT tenant, service_name AS service, vantage, trace_id, silence_us, {_PLACE} AS place
         FROM stalled_streams
         WHERE reported_us >= {_SILENCE_US_MIN} AND gap_start_us > 0
+    )"""
+_WAITING = f"reported_us >= {_WAIT_US_MIN} AND gap_start_us = 0"
+_LATE = f"""usual AS
+    (
+        SELECT tenant, service_name::String AS service, vantage::String AS vantage, sumMap(ttft_buckets) AS firsts
+        FROM stream_hours FINAL
+        WHERE minute > now() - INTERVAL 1 DAY
+            AND (tenant, service_name) IN (SELECT tenant, service_name FROM stalled_streams WHERE {_WAITING})
+        GROUP BY tenant, service, vantage
+        HAVING arraySum(mapValues(firsts)) >= {_USUAL_STREAMS_MIN}
     ),
+    silent AS
+    (
+        SELECT tenant, service, vantage, trace_id, silence_us, place
+        FROM
+        (
+            SELECT tenant, service_name::String AS service, vantage::String AS vantage, trace_id, silence_us, {_PLACE} AS place
+            FROM stalled_streams
+            WHERE {_WAITING}
+        ) AS waiting
+        INNER JOIN usual USING (tenant, service, vantage)
+        WHERE silence_us >= {_USUAL_TIMES} * {quantile(_USUAL_LEVEL, "firsts")}
+    )"""
+
+
+def _statement(silent: str, share_min: float, running_min: int) -> str:
+    """Return the statement about the streams that ``silent`` selects, if they are this share of those in flight.
+
+    ``running_min``: the least number in flight that the SDK must have reported; 0: it need not be known.
+    """
+    return f"""WITH
+    flying AS
+    (
+        SELECT tenant, service_name::String AS service, vantage::String AS vantage, sum(streams) AS running
+        FROM streams_in_flight
+        GROUP BY tenant, service, vantage
+    ),
+    {silent},
     counted AS
     (
         SELECT
             tenant, service, vantage, trace_id, silence_us, place,
-            count() OVER (PARTITION BY tenant, service, vantage) AS standing, greatest(running, standing) AS flown,
-            standing >= {_STREAMS_MIN} AND standing >= {_SHARE_MIN} * flown AS is_enough
+            count() OVER (PARTITION BY tenant, service, vantage) AS standing, greatest(coalesce(running, 0), standing) AS flown,
+            coalesce(running, 0) >= {running_min} AND standing >= {_STREAMS_MIN} AND standing >= {share_min} * flown AS is_enough
         FROM silent
         LEFT JOIN flying USING (tenant, service, vantage)
     )
@@ -50,3 +86,8 @@ GROUP BY tenant, service, vantage
 ORDER BY firing DESC, stalled DESC, service, vantage
 LIMIT 1000
 """
+
+
+STALLED = _statement(_SILENT, _STALLED_SHARE_MIN, 0)
+# Of an unknown number in flight, three that wait may be few.
+UNANSWERED = _statement(_LATE, _UNANSWERED_SHARE_MIN, 1)

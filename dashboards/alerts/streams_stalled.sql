@@ -2,7 +2,7 @@
 WITH
     flying AS
     (
-        SELECT tenant, service_name AS service, vantage, sum(streams) AS running
+        SELECT tenant, service_name::String AS service, vantage::String AS vantage, sum(streams) AS running
         FROM streams_in_flight
         GROUP BY tenant, service, vantage
     ),
@@ -16,8 +16,8 @@ WITH
     (
         SELECT
             tenant, service, vantage, trace_id, silence_us, place,
-            count() OVER (PARTITION BY tenant, service, vantage) AS standing, greatest(running, standing) AS flown,
-            standing >= 3 AND standing >= 0.1 * flown AS is_enough
+            count() OVER (PARTITION BY tenant, service, vantage) AS standing, greatest(coalesce(running, 0), standing) AS flown,
+            coalesce(running, 0) >= 0 AND standing >= 3 AND standing >= 0.1 * flown AS is_enough
         FROM silent
         LEFT JOIN flying USING (tenant, service, vantage)
     )

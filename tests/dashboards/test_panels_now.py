@@ -15,13 +15,15 @@ import httpx
 import pytest
 from rich.console import Console
 
-from dashboards.alerts.running import STALLED
+from dashboards.alerts.running import STALLED, UNANSWERED
 from helpers.builders.batches import received_spans
+from helpers.builders.rollup_rows import rollup_worker
 from helpers.builders.spans import SECOND_NS, native_span, request
 from helpers.dashboards.panels import Asked, Past, panels
 from helpers.dashboards.running import in_flight, silent
 from helpers.servers.reading import open_store, reading
 from helpers.servers.stores import empty
+from legato._timeline import pack
 from legato_ingest.cli.client import Reader
 from legato_ingest.cli.live import render
 from legato_ingest.otlp.batch import Limits
@@ -46,6 +48,18 @@ def store(shared: Store) -> Store:
 def rows(store: Store, sql: str) -> list[dict[str, Any]]:
     """Return the rows of a statement."""
     return [json.loads(line) for line in store.query_bytes(sql, fmt="JSONEachRow").decode().splitlines()]
+
+
+def answered(store: Store, count: int, ttft_s: float, hours_ago: float = 2, service: str = "shop") -> None:
+    """Store streams that had their first content after so long, and roll them up."""
+    body = request({"service.name": service})
+    at_us = round(ttft_s * 1e6)
+    own = {"legato.stream.timeline": pack([at_us, at_us + 1_000], [3, 3], [1, 1], [1, 1])}
+    start_ns = time.time_ns() - round(hours_ago * 3600 * SECOND_NS)
+    for number in range(count):
+        native_span(body, own, start_ns=start_ns, duration_ns=(at_us + 2_000) * 1_000, rng=random.Random(number))
+    store.insert("stream_revs", received_spans(body, tenant="", now_ns=time.time_ns(), limits=Limits()).revs)
+    rollup_worker(store).again(0)
 
 
 def stalled(store: Store) -> set[int]:
@@ -123,6 +137,47 @@ def test_running_streams_that_stand_still_fire(
     if fires:
         (row,) = rows(store, STALLED)
         assert (row["stalled"], row["in_flight"]) == (count, max(running, count)) and row["longest_s"] >= silence_s
+
+
+@pytest.mark.parametrize(
+    ("count", "running", "silence_s", "since_us", "usual_s", "fires"),
+    [
+        (3, 6, 30, 0, 2, True),
+        (3, 7, 30, 0, 2, False),  # fewer than half
+        (2, 2, 90, 0, 2, False),  # too few
+        (5, 5, 8, 0, 2, False),  # not long enough
+        (5, 5, 90, 1_000_000, 2, False),  # their text has begun
+        (5, 5, 90, 0, 50, False),  # the model thinks for so long
+        (5, 5, 90, 0, 40, True),
+        (5, 0, 90, 0, 2, False),  # the number in flight is not known
+    ],
+)
+def test_running_streams_without_content_fire(
+    store: Store, count: int, running: int, silence_s: float, since_us: int, usual_s: float, fires: bool
+) -> None:
+    """Three streams and half of those in flight, which have waited for 30 s and for twice the time that is usual for their service."""
+    answered(store, 20, usual_s)
+    answered(store, 100, 300, hours_ago=26)
+    answered(store, 100, 300, service="other")
+    for number in range(count):
+        silent(store, number + 1, silence_s, since_us=since_us)
+    if running:
+        in_flight(store, running)
+    assert [row["service"] for row in rows(store, UNANSWERED) if row["firing"]] == (["shop"] if fires else [])
+    if fires:
+        (row,) = rows(store, UNANSWERED)
+        assert (row["stalled"], row["in_flight"]) == (count, running) and row["longest_s"] >= silence_s
+
+
+def test_without_a_usual_time_no_wait_is_too_long(store: Store) -> None:
+    """A service of which fewer than 20 streams had a content in the last 24 hours."""
+    answered(store, 19, 0.1)
+    in_flight(store, 5)
+    for number in range(1, 6):
+        silent(store, number, 90, since_us=0)
+    assert not rows(store, UNANSWERED)
+    answered(store, 20, 0.1)
+    assert [row["firing"] for row in rows(store, UNANSWERED)] == [1]
 
 
 def test_one_incident_pages_once(store: Store) -> None:

@@ -1,0 +1,50 @@
+-- Running streams get no first content. Built by `python -m dashboards`.
+WITH
+    flying AS
+    (
+        SELECT tenant, service_name::String AS service, vantage::String AS vantage, sum(streams) AS running
+        FROM streams_in_flight
+        GROUP BY tenant, service, vantage
+    ),
+    usual AS
+    (
+        SELECT tenant, service_name::String AS service, vantage::String AS vantage, sumMap(ttft_buckets) AS firsts
+        FROM stream_hours FINAL
+        WHERE minute > now() - INTERVAL 1 DAY
+            AND (tenant, service_name) IN (SELECT tenant, service_name FROM stalled_streams WHERE reported_us >= 30000000 AND gap_start_us = 0)
+        GROUP BY tenant, service, vantage
+        HAVING arraySum(mapValues(firsts)) >= 20
+    ),
+    silent AS
+    (
+        SELECT tenant, service, vantage, trace_id, silence_us, place
+        FROM
+        (
+            SELECT tenant, service_name::String AS service, vantage::String AS vantage, trace_id, silence_us, indexOf(['engine', 'server', 'gateway', 'client', 'screen'], vantage::String) AS place
+            FROM stalled_streams
+            WHERE reported_us >= 30000000 AND gap_start_us = 0
+        ) AS waiting
+        INNER JOIN usual USING (tenant, service, vantage)
+        WHERE silence_us >= 2 * if(empty(firsts), NULL, pow(2, (mapKeys(firsts)[arrayFirstIndex(seen -> seen >= 0.99 * arraySum(mapValues(firsts)) - 1e-6, arrayCumSum(mapValues(firsts)))] + 0.5) / 16))
+    ),
+    counted AS
+    (
+        SELECT
+            tenant, service, vantage, trace_id, silence_us, place,
+            count() OVER (PARTITION BY tenant, service, vantage) AS standing, greatest(coalesce(running, 0), standing) AS flown,
+            coalesce(running, 0) >= 1 AND standing >= 3 AND standing >= 0.5 * flown AS is_enough
+        FROM silent
+        LEFT JOIN flying USING (tenant, service, vantage)
+    )
+SELECT
+    tenant, service, vantage, toUInt8(any(is_enough) AND covered < 0.5 * stalled) AS firing,
+    any(standing) AS stalled, any(flown) AS in_flight, round(max(silence_us) / 1e6) AS longest_s, countIf(place < nearest) AS covered
+FROM
+(
+    -- The incident pages once, at the vantage nearest to the end user that has enough of these streams: a frozen backend behind a larger
+    -- client pages itself.
+    SELECT *, max(if(is_enough, place, 0)) OVER (PARTITION BY tenant, trace_id) AS nearest FROM counted
+)
+GROUP BY tenant, service, vantage
+ORDER BY firing DESC, stalled DESC, service, vantage
+LIMIT 1000
