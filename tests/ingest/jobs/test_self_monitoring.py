@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
+from legato_ingest.errors import StoreUnavailable
 from legato_ingest.jobs.self_monitoring import SelfMonitor, request_of
 from legato_ingest.metrics import Metrics
 from legato_ingest.storage import Store
@@ -44,6 +46,28 @@ def test_every_scraped_metric_is_a_sample(store: Store, committer: tuple[Committ
     assert any(name == "legato_store_bytes" and value > 0 for (name, _), (_, value) in rows.items())
     ((hosts,),) = store.select("SELECT uniqExact(host) FROM node_samples WHERE host != ''")
     assert hosts == 1
+
+
+def test_table_sizes_are_read_before_each_fourth_sample(
+    store: Store, committer: tuple[Committer, Metrics], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sizes of a sample that failed are read for the next one."""
+    open_committer, metrics = committer
+    monitor, reading, sizes = SelfMonitor(store, open_committer, metrics), store.select, [0, 1, 2, 3]
+
+    def select(sql: str) -> Sequence[Sequence[Any]]:
+        if "system.parts" not in sql:
+            return reading(sql)
+        if not (size := sizes.pop(0)):
+            raise StoreUnavailable("the store is away")
+        return [("stream_revs", size, 1)]
+
+    monkeypatch.setattr(store, "select", select)
+    with pytest.raises(StoreUnavailable):
+        monitor.step()
+    for seen in (1, 1, 1, 1, 2):
+        monitor.step()
+        assert metrics.registry.get_sample_value("legato_store_bytes", {"table": "stream_revs"}) == seen
 
 
 def test_a_request_names_each_metric_once() -> None:
