@@ -181,7 +181,7 @@ def test_an_incident_in_the_past_fires_the_burn_rate_rule_and_no_other(tmp_path:
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=30)
     assert doctor.returncode == 0 and "0 faults, 0 warnings" in doctor.stdout, doctor.stdout
-    assert len(firing) == 8 and [name for name, rows in firing.items() if rows] == ["itl_burn"]
+    assert len(firing) == 9 and [name for name, rows in firing.items() if rows] == ["itl_burn"]
     pages = {(row["service"], row["vantage"]): row for row in firing["itl_burn"] if row["severity"] == "page"}
     # The gateway's rows are the same streams.
     assert set(pages) == {("shop", "client")}
