@@ -132,9 +132,9 @@ RULES = (
         ("tenant", "service", "vantage"),
         ("stalled", "in_flight", "longest_s"),
         f"{_label('service')} ({_label('vantage')}): running streams get no first content",
-        f"{_figure('stalled')} of {_figure('in_flight')} running streams have had no content since their request, for 30 s or more and for "
-        f"twice the usual time, the longest for {_figure('longest_s', 'humanizeDuration')}. They have not ended, so no burn rate counts "
-        "them yet.",
+        f"{_figure('stalled')} of {_figure('in_flight')} running streams have had no content since their request, for 30 s or more and "
+        f"for twice the time that is usual for their model, the longest for {_figure('longest_s', 'humanizeDuration')}. They have not "
+        "ended, so no burn rate counts them yet.",
         "/d/legato-now/now" + _SERVICE,
         severity="page",
         hold="1m",

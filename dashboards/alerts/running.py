@@ -2,7 +2,7 @@
 
 The burn rates count streams that have ended. If all streams of a service freeze, none ends, so these rules read what the SDK reports about
 running streams: those without content for 8 s or more, and the number in flight. A stream with a first content stands still then. One
-without may think for a long time before its first output, so it must wait for longer than is usual for its service.
+without may think for a long time before its first output, so it must wait for longer than is usual for its service and model.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ __all__ = ["STALLED", "UNANSWERED"]
 _STREAMS_MIN = 3
 # The shortest silence of a stream that counts, after its first content and before it: the second and the third report of the SDK.
 _SILENCE_US_MIN, _WAIT_US_MIN = 8_000_000, 30_000_000
-# And their shares of those in flight. Streams that wait for long are among these for longer than others.
-_STALLED_SHARE_MIN, _UNANSWERED_SHARE_MIN = 0.1, 0.5
-# Twice the time in which 99 % of the streams of a day had their first content; with fewer than 20 of them it is not known.
-_USUAL_TIMES, _USUAL_LEVEL, _USUAL_STREAMS_MIN = 2, 0.99, 20
+# And their shares of those in flight. Streams with long waits are a larger share of these than of all streams, so their share must be
+# higher. It is below a half because of time-outs: of streams that end after 60 s, half are not 30 s old.
+_STALLED_SHARE_MIN, _UNANSWERED_SHARE_MIN = 0.1, 0.4
+# Twice the time in which 99 % of the streams of a week had their first content; with fewer than 20 of them it is not known. A week has the
+# hour of a nightly job, and the days before an idle one.
+_USUAL_TIMES, _USUAL_LEVEL, _USUAL_STREAMS_MIN, _USUAL_DAYS = 2, 0.99, 20, 7
 _PLACE = f"indexOf({list(VANTAGES)}, vantage::String)"
 _SILENT = f"""silent AS
     (
@@ -27,14 +29,20 @@ _SILENT = f"""silent AS
         FROM stalled_streams
         WHERE reported_us >= {_SILENCE_US_MIN} AND gap_start_us > 0
     )"""
-_WAITING = f"reported_us >= {_WAIT_US_MIN} AND gap_start_us = 0"
 _LATE = f"""usual AS
     (
-        SELECT tenant, service_name::String AS service, vantage::String AS vantage, sumMap(ttft_buckets) AS firsts
+        -- The streams of each model, and those of all models for a stream of which the model is not known yet.
+        SELECT tenant, service_name::String AS service, vantage::String AS vantage, of_model AS model, sumMap(ttft_buckets) AS firsts
         FROM stream_hours FINAL
-        WHERE minute > now() - INTERVAL 1 DAY
-            AND (tenant, service_name) IN (SELECT tenant, service_name FROM stalled_streams WHERE {_WAITING})
-        GROUP BY tenant, service, vantage
+        ARRAY JOIN arrayDistinct([model::String, '']) AS of_model
+        WHERE minute >= toStartOfHour(now() - INTERVAL {_USUAL_DAYS} DAY) AND (tenant, service_name) IN
+        (
+            -- These and more, without the work of `stalled_streams`.
+            SELECT tenant, service_name
+            FROM stream_silences
+            WHERE received_at > now64(3) - INTERVAL 1 HOUR AND silence_us >= {_WAIT_US_MIN} AND gap_start_us = 0
+        )
+        GROUP BY tenant, service, vantage, of_model
         HAVING arraySum(mapValues(firsts)) >= {_USUAL_STREAMS_MIN}
     ),
     silent AS
@@ -42,19 +50,21 @@ _LATE = f"""usual AS
         SELECT tenant, service, vantage, trace_id, silence_us, place
         FROM
         (
-            SELECT tenant, service_name::String AS service, vantage::String AS vantage, trace_id, silence_us, {_PLACE} AS place
+            SELECT
+                tenant, service_name::String AS service, vantage::String AS vantage, model::String AS model, trace_id, silence_us,
+                {_PLACE} AS place
             FROM stalled_streams
-            WHERE {_WAITING}
+            WHERE reported_us >= {_WAIT_US_MIN} AND gap_start_us = 0
         ) AS waiting
-        INNER JOIN usual USING (tenant, service, vantage)
+        INNER JOIN usual USING (tenant, service, vantage, model)
         WHERE silence_us >= {_USUAL_TIMES} * {quantile(_USUAL_LEVEL, "firsts")}
     )"""
 
 
-def _statement(silent: str, share_min: float, running_min: int) -> str:
+def _statement(silent: str, share_min: float, guard: str = "") -> str:
     """Return the statement about the streams that ``silent`` selects, if they are this share of those in flight.
 
-    ``running_min``: the least number in flight that the SDK must have reported; 0: it need not be known.
+    ``guard``: a further condition on ``running``, the reported number in flight or NULL, and ``standing``, the number of the selected ones.
     """
     return f"""WITH
     flying AS
@@ -69,7 +79,7 @@ def _statement(silent: str, share_min: float, running_min: int) -> str:
         SELECT
             tenant, service, vantage, trace_id, silence_us, place,
             count() OVER (PARTITION BY tenant, service, vantage) AS standing, greatest(coalesce(running, 0), standing) AS flown,
-            coalesce(running, 0) >= {running_min} AND standing >= {_STREAMS_MIN} AND standing >= {share_min} * flown AS is_enough
+            {guard}standing >= {_STREAMS_MIN} AND standing >= {share_min} * flown AS is_enough
         FROM silent
         LEFT JOIN flying USING (tenant, service, vantage)
     )
@@ -88,6 +98,7 @@ LIMIT 1000
 """
 
 
-STALLED = _statement(_SILENT, _STALLED_SHARE_MIN, 0)
-# Of an unknown number in flight, three that wait may be few.
-UNANSWERED = _statement(_LATE, _UNANSWERED_SHARE_MIN, 1)
+STALLED = _statement(_SILENT, _STALLED_SHARE_MIN)
+# Of an unknown number in flight, three that wait may be few. More that wait than run are those of a process that was killed: each one that
+# lives was in flight 15 s ago, the age of the oldest sample that counts.
+UNANSWERED = _statement(_LATE, _UNANSWERED_SHARE_MIN, "coalesce(running, 0) >= standing AND ")

@@ -8,11 +8,18 @@ WITH
     ),
     usual AS
     (
-        SELECT tenant, service_name::String AS service, vantage::String AS vantage, sumMap(ttft_buckets) AS firsts
+        -- The streams of each model, and those of all models for a stream of which the model is not known yet.
+        SELECT tenant, service_name::String AS service, vantage::String AS vantage, of_model AS model, sumMap(ttft_buckets) AS firsts
         FROM stream_hours FINAL
-        WHERE minute > now() - INTERVAL 1 DAY
-            AND (tenant, service_name) IN (SELECT tenant, service_name FROM stalled_streams WHERE reported_us >= 30000000 AND gap_start_us = 0)
-        GROUP BY tenant, service, vantage
+        ARRAY JOIN arrayDistinct([model::String, '']) AS of_model
+        WHERE minute >= toStartOfHour(now() - INTERVAL 7 DAY) AND (tenant, service_name) IN
+        (
+            -- These and more, without the work of `stalled_streams`.
+            SELECT tenant, service_name
+            FROM stream_silences
+            WHERE received_at > now64(3) - INTERVAL 1 HOUR AND silence_us >= 30000000 AND gap_start_us = 0
+        )
+        GROUP BY tenant, service, vantage, of_model
         HAVING arraySum(mapValues(firsts)) >= 20
     ),
     silent AS
@@ -20,11 +27,13 @@ WITH
         SELECT tenant, service, vantage, trace_id, silence_us, place
         FROM
         (
-            SELECT tenant, service_name::String AS service, vantage::String AS vantage, trace_id, silence_us, indexOf(['engine', 'server', 'gateway', 'client', 'screen'], vantage::String) AS place
+            SELECT
+                tenant, service_name::String AS service, vantage::String AS vantage, model::String AS model, trace_id, silence_us,
+                indexOf(['engine', 'server', 'gateway', 'client', 'screen'], vantage::String) AS place
             FROM stalled_streams
             WHERE reported_us >= 30000000 AND gap_start_us = 0
         ) AS waiting
-        INNER JOIN usual USING (tenant, service, vantage)
+        INNER JOIN usual USING (tenant, service, vantage, model)
         WHERE silence_us >= 2 * if(empty(firsts), NULL, pow(2, (mapKeys(firsts)[arrayFirstIndex(seen -> seen >= 0.99 * arraySum(mapValues(firsts)) - 1e-6, arrayCumSum(mapValues(firsts)))] + 0.5) / 16))
     ),
     counted AS
@@ -32,7 +41,7 @@ WITH
         SELECT
             tenant, service, vantage, trace_id, silence_us, place,
             count() OVER (PARTITION BY tenant, service, vantage) AS standing, greatest(coalesce(running, 0), standing) AS flown,
-            coalesce(running, 0) >= 1 AND standing >= 3 AND standing >= 0.5 * flown AS is_enough
+            coalesce(running, 0) >= standing AND standing >= 3 AND standing >= 0.4 * flown AS is_enough
         FROM silent
         LEFT JOIN flying USING (tenant, service, vantage)
     )

@@ -136,10 +136,9 @@ def _below(client: Any, request: Any, package: Any, *, is_sent: bool) -> Abstrac
 
 
 def _attach(sent: SentRequest, response: Any, make: Callable[..., Any]) -> None:
-    """Record the response's stream if it is one; it was not read yet."""
-    if hasattr(response, "_content"):
-        return
-    recorder = sent.answered(response.status_code, response.headers)
+    """Record the response's stream if it is one."""
+    # A hook of the application may have read it.
+    recorder = sent.answered(response.status_code, response.headers, is_read=hasattr(response, "_content"))
     if recorder is not None:
         with attaching("instrument_httpx", recorder):
             connection_of(response, recorder.origin)

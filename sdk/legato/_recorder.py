@@ -16,7 +16,7 @@ from operator import gt
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from legato._arguments import check, corrected, is_plain
+from legato._arguments import corrected, is_plain
 from legato._body import Body
 from legato._clock import now_ns
 from legato._endings import OVER_NS, end_of, is_over
@@ -35,7 +35,7 @@ from legato._unparsed import READ_BYTES, Folded, Unparsed, adding, cost_of
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
-__all__ = ["CONTENT", "CheckedRecorder", "Columns", "End", "Origin", "StreamRecorder", "outcome_of"]
+__all__ = ["CONTENT", "Columns", "End", "Origin", "StreamRecorder", "outcome_of"]
 
 _TEXT = int(Kind.TEXT)
 CONTENT = (_TEXT, int(Kind.REASONING), int(Kind.TOOL))
@@ -52,9 +52,10 @@ class StreamRecorder:
     """
 
     __slots__ = (
-        "__weakref__", "asked", "held", "held_read", "is_queued", "is_taken", "left_ns", "origin", "provisional", "read", "rev", "route",
-        "span", "span_id", "start_ns", "ttfb_ns", "unparsed", "wire_bytes", "_chunks", "_columns", "_content_ns", "_dropped_at_ns", "_ends",
-        "_finish", "_finished", "_holds", "_is_discarded", "_last_read_ns", "_lock", "_lost_bytes", "_probes", "_source",
+        "__weakref__", "asked", "awaits_headers", "held", "held_read", "is_discarded", "is_queued", "is_taken", "left_ns", "origin",
+        "provisional", "read", "rev", "route", "silent_ns", "span", "span_id", "start_ns", "ttfb_ns", "unparsed", "wire_bytes",
+        "_chunks", "_columns", "_content_ns", "_dropped_at_ns", "_ends", "_finish", "_finished", "_holds", "_last_read_ns", "_lock",
+        "_lost_bytes", "_probes", "_source",
     )  # fmt: skip
 
     def __init__(
@@ -81,9 +82,13 @@ class StreamRecorder:
         self.provisional = False
         """Whether the stream counts only once its events are known as those of a model's response."""
         self.asked = True  # A model's stream was asked for.
+        self.awaits_headers = False
+        """Whether the response has no headers yet. Until then the stream has no snapshot, because the response may be no stream."""
+        self.silent_ns: int | None = None
+        """Begin of the silence that was reported last and goes on, as far as it is known (monotonic)."""
         self.is_queued = self.is_taken = False
         """Whether the worker was given the ended stream, and whether it has finished it."""
-        self._finished = self._is_discarded = False
+        self._finished = self.is_discarded = False
         self._finish = finish
         self._lock = threading.Lock()
         self._chunks: deque[tuple[int, int, int | None, int]] = deque()
@@ -142,9 +147,13 @@ class StreamRecorder:
         self._finish(self)
         self.is_queued = True
 
+    def opened(self, body: Body) -> None:
+        """The headers of the response have arrived, and with them what its body is. Nothing was read before."""
+        self._source, self.awaits_headers = body, False
+
     def discard(self) -> None:
         """Forget the stream: another recorder has it."""
-        self._is_discarded = True
+        self.is_discarded = True
         self.end()
 
     def disown(self) -> None:
@@ -382,19 +391,6 @@ class StreamRecorder:
     def final_end(self) -> End | None:
         """Return the end after parsing; ``None`` before ``end``, and for a stream that is not kept."""
         end, response = self._end, self.response
-        if end is None or self._is_discarded or self.is_unsure:
+        if end is None or self.is_discarded or self.is_unsure:
             return None
         return end if response is None else end_of(response, end, self._last_read_ns or end.time_ns)
-
-
-class CheckedRecorder(StreamRecorder):
-    """A recorder that checks each call, as tests of an application should: in production a wrong argument must not raise."""
-
-    __slots__ = ()
-
-    def record(self, size_bytes: int, tokens: int | None = None, kind: int = _TEXT) -> None:
-        """Record a chunk. Raises ``TypeError`` for a wrong argument."""
-        if found := check(size_bytes, tokens, kind):
-            what, expected = found.split("; ")
-            raise TypeError(f"record() got {what}: expected {expected}")
-        super().record(size_bytes, tokens, kind)

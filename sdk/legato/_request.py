@@ -77,9 +77,13 @@ def _is_rpc(content: bytes) -> bool:
 
 
 class SentRequest:
-    """One request from before it is sent until its headers arrive. ``start_ns``: monotonic time."""
+    """One request from before it is sent until its headers arrive. ``start_ns``: monotonic time.
 
-    __slots__ = ("_headers", "_is_provisional", "_is_wanted", "_origin", "_path", "_span", "_start_ns")
+    One that names a stream has its recorder from the start, and is reported if it has to wait. One that only accepts events has it from the
+    headers: its response may be anything. Each request is to be followed by `failed` or `answered`.
+    """
+
+    __slots__ = ("_headers", "_is_provisional", "_is_wanted", "_origin", "_path", "_recorder", "_span", "_start_ns")
 
     def __init__(self, method: str, host: str, port: int, path: str, headers: Mapping[str, str], content: bytes, start_ns: int) -> None:
         model, is_stream = asked(path, content)
@@ -96,13 +100,20 @@ class SentRequest:
             server_address=host,
             server_port=port,
         )
-        self._span: trace.Span | None = start_span(self._origin, start_ns, parent_context()) if self._is_wanted else None
+        self._recorder: StreamRecorder | None = None
+        self._span: trace.Span | None = None
+        if is_stream:
+            self._recorder = begin(self._origin, start_ns=start_ns)
+            self._recorder.awaits_headers, self._span = True, self._recorder.span
+        elif self._is_wanted:
+            self._span = start_span(self._origin, start_ns, parent_context())
 
     def trace_headers(self) -> dict[str, str]:
         """Return the headers that carry the trace context; none if the request asks for no stream or has one already."""
         carrier: dict[str, str] = {}
         if self._span is not None and "traceparent" not in self._headers:
-            propagate.inject(carrier, context=trace.set_span_in_context(self._span))
+            with guard("propagator"):
+                propagate.inject(carrier, context=trace.set_span_in_context(self._span))
         return carrier
 
     def failed(self, error: BaseException) -> None:
@@ -111,12 +122,26 @@ class SentRequest:
             if self._is_wanted:
                 self._begin(Body()).end(error=error)
 
-    def answered(self, status: int, headers: Mapping[str, str], *, is_decoded: bool = False) -> StreamRecorder | None:
-        """Return the recorder for the response's body; ``None`` if it is no stream. ``is_decoded``: the reads will be decompressed."""
-        if status >= 400:
-            if self._is_wanted and (status >= 500 or status == 429):
-                self._begin(Body()).end("upstream_error", error_type=f"http_{status}")
-            return None
+    def answered(
+        self, status: int, headers: Mapping[str, str], *, is_decoded: bool = False, is_read: bool = False
+    ) -> StreamRecorder | None:
+        """Return the recorder for the response's body; ``None`` if it is no stream, or ``is_read``: it was read before.
+
+        ``is_decoded``: the reads will be decompressed.
+        """
+        recorder = None
+        try:
+            if status >= 400:
+                if self._is_wanted and (status >= 500 or status == 429):
+                    self._begin(Body()).end("upstream_error", error_type=f"http_{status}")
+            elif not is_read:
+                recorder = self._stream_of(headers, is_decoded)
+        finally:
+            if recorder is None and self._recorder is not None and not self._recorder.ended:
+                self._recorder.discard()
+        return recorder
+
+    def _stream_of(self, headers: Mapping[str, str], is_decoded: bool) -> StreamRecorder | None:
         kind = media_type(headers.get("content-type", ""))
         is_array = kind == "application/json" and self._path.endswith(":streamGenerateContent")
         if not (is_streamed(kind) or is_array or (kind == PLAIN_TEXT and self._is_wanted)):
@@ -130,4 +155,9 @@ class SentRequest:
         return recorder
 
     def _begin(self, body: Body) -> StreamRecorder:
-        return began(begin(self._origin, start_ns=self._start_ns, body=body, span=self._span))
+        recorder = self._recorder
+        if recorder is None:
+            recorder = begin(self._origin, start_ns=self._start_ns, body=body, span=self._span)
+        else:
+            recorder.opened(body)
+        return began(recorder)

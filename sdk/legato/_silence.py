@@ -6,11 +6,12 @@ every gap exactly. The module decides and sends; the worker calls it.
 
 from __future__ import annotations
 
+from legato._clock import now_ns
 from legato._recorder import StreamRecorder
 from legato._spans import send_silence
 from legato._timeline import Kind
 
-__all__ = ["REPORT_AT_NS", "Silence", "may_report"]
+__all__ = ["REPORT_AT_NS", "Silence", "end_report", "may_report"]
 
 REPORT_AT_NS = (2_000_000_000, 8_000_000_000, 30_000_000_000)
 """Lengths of a silence at which it is reported; after the last, each time that it is three times as long."""
@@ -36,10 +37,9 @@ def may_report(recorder: StreamRecorder) -> bool:
 class Silence:
     """The silence of one stream, as far as it was reported."""
 
-    __slots__ = ("_due_ns", "_reports", "_since_ns")
+    __slots__ = ("_due_ns", "_reports")
 
     def __init__(self) -> None:
-        self._since_ns: int | None = None
         self._reports = 0
         self._due_ns = REPORT_AT_NS[0]
 
@@ -47,11 +47,11 @@ class Silence:
         """Report the stream's silence if that is due, or its end. Return whether a report was sent."""
         since = recorder.silent_since(now, min(self._due_ns, REPORT_AT_NS[0]))
         sent = False
-        if self._since_ns is not None and since != self._since_ns:
-            sent = self._end(recorder, self._since_ns)
+        if recorder.silent_ns is not None and since != recorder.silent_ns:
+            sent = self._end(recorder, recorder.silent_ns)
         if since is not None and now - since >= self._due_ns:
             send_silence(recorder, since, now, resumed=False)
-            self._since_ns, self._reports = since, self._reports + 1
+            recorder.silent_ns, self._reports = since, self._reports + 1
             self._due_ns = _next_due_ns(now - since)
             sent = True
         return sent
@@ -61,8 +61,16 @@ class Silence:
         after = recorder.content_after(since_ns) if self._reports >= _REPORTS_MIN else 0
         if after:
             send_silence(recorder, since_ns, after, resumed=True)
-        self._since_ns, self._reports, self._due_ns = None, 0, REPORT_AT_NS[0]
+        recorder.silent_ns, self._reports, self._due_ns = None, 0, REPORT_AT_NS[0]
         return bool(after)
+
+
+def end_report(recorder: StreamRecorder) -> bool:
+    """Report the end of the silence of a stream that has no row, if one was reported. Return whether a report was sent."""
+    since = recorder.silent_ns
+    if since is not None:
+        send_silence(recorder, since, now_ns(), resumed=True)
+    return since is not None
 
 
 def _next_due_ns(silence_ns: int) -> int:

@@ -81,7 +81,8 @@ def start_span(origin: Origin, start_ns: int, context: Any = None) -> trace.Span
 
 
 def send_silence(recorder: StreamRecorder, since_ns: int, until_ns: int, *, resumed: bool) -> None:
-    """Send that a stream has had no content from ``since_ns`` until ``until_ns`` (monotonic); ``resumed``: content arrived then.
+    """Send that a stream has had no content from ``since_ns`` until ``until_ns`` (monotonic); ``resumed``: content arrived then,
+    or the stream has no row.
 
     The span is small: it has what `legato live` shows, and no timeline. It starts with the stream and is a child of the stream's span.
     Times are rounded as in the timeline, so the gap that the stream's span has later begins at the same µs.

@@ -4,19 +4,34 @@ from __future__ import annotations
 
 from typing import Any
 
+from legato._arguments import check
 from legato._body import Body
 from legato._clock import now_ns
 from legato._context import client_hash, current_client, current_conversation, parent_context
 from legato._errors import is_test
 from legato._items import Items
-from legato._recorder import CheckedRecorder, Origin, StreamRecorder
+from legato._recorder import Origin, StreamRecorder
 from legato._route import current_route
 from legato._scan import Scan
 from legato._spans import start_span
 from legato._state import settings
+from legato._timeline import Kind
 from legato._worker import worker
 
 __all__ = ["begin", "stream"]
+
+
+class CheckedRecorder(StreamRecorder):
+    """A recorder that checks each call, as tests of an application should: in production a wrong argument must not raise."""
+
+    __slots__ = ()
+
+    def record(self, size_bytes: int, tokens: int | None = None, kind: int = int(Kind.TEXT)) -> None:
+        """Record a chunk. Raises ``TypeError`` for a wrong argument."""
+        if found := check(size_bytes, tokens, kind):
+            what, expected = found.split("; ")
+            raise TypeError(f"record() got {what}: expected {expected}")
+        super().record(size_bytes, tokens, kind)
 
 
 def begin(

@@ -27,7 +27,7 @@ from legato._pace import Background, Starter, breathe, check, hurry, in_backgrou
 from legato._recorder import End, StreamRecorder
 from legato._replies import replies
 from legato._route import Route, fate_of_unrecorded, own
-from legato._silence import Silence, may_report
+from legato._silence import Silence, end_report, may_report
 from legato._spans import PARTS, attributes_of, tracer
 from legato._tally import tally
 from legato._unparsed import heavy_pages, is_short, note_folded
@@ -245,7 +245,7 @@ class Worker:
 
     def _report(self, recorder: StreamRecorder, live: _Live, now: int) -> None:
         """Take the snapshot if it is due, and report the silence if that is due."""
-        if now >= live.due_ns:
+        if now >= live.due_ns and not recorder.awaits_headers:
             age = now - recorder.start_ns
             following = self._interval_ns
             while following <= age:
@@ -294,10 +294,11 @@ class Worker:
         """End the stream's span. Return the stream's fate (`_tally`); empty if the sender counts it."""
         span = recorder.span
         if not span.is_recording():
-            return fate_of_unrecorded(recorder.route)
+            return "ignored" if recorder.is_discarded else fate_of_unrecorded(recorder.route)
         columns = recorder.digest()
         end = recorder.final_end()
         if end is None and not recorder.rev:
+            self._counts["silences"] += end_report(recorder)
             return "ignored"
         if recorder.unparsed.folded or recorder.unparsed.lost:
             note_folded()

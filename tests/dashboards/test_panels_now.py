@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import httpx
@@ -50,16 +50,36 @@ def rows(store: Store, sql: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in store.query_bytes(sql, fmt="JSONEachRow").decode().splitlines()]
 
 
-def answered(store: Store, count: int, ttft_s: float, hours_ago: float = 2, service: str = "shop") -> None:
+def answered(
+    store: Store,
+    count: int,
+    ttft_s: float,
+    *,
+    hours_ago: float = 2,
+    service: str = "shop",
+    tenant: str = "",
+    attributes: Mapping[str, Any] | None = None,
+) -> None:
     """Store streams that had their first content after so long, and roll them up."""
     body = request({"service.name": service})
     at_us = round(ttft_s * 1e6)
-    own = {"legato.stream.timeline": pack([at_us, at_us + 1_000], [3, 3], [1, 1], [1, 1])}
+    own = {"legato.stream.timeline": pack([at_us, at_us + 1_000], [3, 3], [1, 1], [1, 1]), **(attributes or {})}
     start_ns = time.time_ns() - round(hours_ago * 3600 * SECOND_NS)
     for number in range(count):
-        native_span(body, own, start_ns=start_ns, duration_ns=(at_us + 2_000) * 1_000, rng=random.Random(number))
-    store.insert("stream_revs", received_spans(body, tenant="", now_ns=time.time_ns(), limits=Limits()).revs)
+        native_span(body, own, start_ns=start_ns, duration_ns=(at_us + 2_000) * 1_000, rng=random.Random(f"{number} {ttft_s}"))
+    store.insert("stream_revs", received_spans(body, tenant=tenant, now_ns=time.time_ns(), limits=Limits()).revs)
     rollup_worker(store).again(0)
+
+
+def waiting(store: Store, count: int = 5, **more: Any) -> None:
+    """Store reports of streams that have waited for their first content for 90 s."""
+    for number in range(1, count + 1):
+        silent(store, number, 90, since_us=0, **more)
+
+
+def firing(store: Store, sql: str = UNANSWERED) -> list[str]:
+    """Return the services of the rows that fire, in their order."""
+    return [row["service"] for row in rows(store, sql) if row["firing"]]
 
 
 def stalled(store: Store) -> set[int]:
@@ -133,7 +153,7 @@ def test_running_streams_that_stand_still_fire(
         silent(store, number + 1, silence_s, since_us=since_us)
     if running:
         in_flight(store, running)
-    assert [row["service"] for row in rows(store, STALLED) if row["firing"]] == (["shop"] if fires else [])
+    assert firing(store, STALLED) == (["shop"] if fires else [])
     if fires:
         (row,) = rows(store, STALLED)
         assert (row["stalled"], row["in_flight"]) == (count, max(running, count)) and row["longest_s"] >= silence_s
@@ -142,42 +162,81 @@ def test_running_streams_that_stand_still_fire(
 @pytest.mark.parametrize(
     ("count", "running", "silence_s", "since_us", "usual_s", "fires"),
     [
-        (3, 6, 30, 0, 2, True),
-        (3, 7, 30, 0, 2, False),  # fewer than half
+        (3, 7, 30, 0, 2, True),
+        (3, 8, 30, 0, 2, False),  # fewer than 40 %
         (2, 2, 90, 0, 2, False),  # too few
         (5, 5, 8, 0, 2, False),  # not long enough
         (5, 5, 90, 1_000_000, 2, False),  # their text has begun
         (5, 5, 90, 0, 50, False),  # the model thinks for so long
         (5, 5, 90, 0, 40, True),
         (5, 0, 90, 0, 2, False),  # the number in flight is not known
+        (5, 4, 90, 0, 2, False),  # some of them ran in a process that was killed
     ],
 )
 def test_running_streams_without_content_fire(
     store: Store, count: int, running: int, silence_s: float, since_us: int, usual_s: float, fires: bool
 ) -> None:
-    """Three streams and half of those in flight, which have waited for 30 s and for twice the time that is usual for their service."""
-    answered(store, 20, usual_s)
-    answered(store, 100, 300, hours_ago=26)
-    answered(store, 100, 300, service="other")
+    """Three streams and 40 % of those in flight, which have waited for 30 s and for twice the time that is usual for their model."""
+    answered(store, 20, usual_s, hours_ago=24 * 7 - 1)
+    answered(store, 100, 300, hours_ago=24 * 7 + 1)
     for number in range(count):
         silent(store, number + 1, silence_s, since_us=since_us)
     if running:
         in_flight(store, running)
-    assert [row["service"] for row in rows(store, UNANSWERED) if row["firing"]] == (["shop"] if fires else [])
+    assert firing(store) == (["shop"] if fires else [])
     if fires:
         (row,) = rows(store, UNANSWERED)
         assert (row["stalled"], row["in_flight"]) == (count, running) and row["longest_s"] >= silence_s
 
 
-def test_without_a_usual_time_no_wait_is_too_long(store: Store) -> None:
-    """A service of which fewer than 20 streams had a content in the last 24 hours."""
-    answered(store, 19, 0.1)
+def test_only_the_usual_time_of_the_same_streams_counts(store: Store) -> None:
+    """Not that of another tenant, service, vantage or model; and neither does another tenant's number in flight."""
+    answered(store, 20, 2)
+    answered(store, 100, 300, tenant="other")
+    answered(store, 100, 300, service="other")
+    answered(store, 100, 300, attributes={"legato.stream.vantage": "server"})
+    answered(store, 100, 300, attributes={"gen_ai.request.model": "thinking"})
     in_flight(store, 5)
-    for number in range(1, 6):
-        silent(store, number, 90, since_us=0)
+    in_flight(store, 50, tenant="other")
+    waiting(store)
+    (row,) = rows(store, UNANSWERED)
+    assert (row["tenant"], row["service"], row["vantage"], row["firing"]) == ("", "shop", "client", 1)
+
+
+def test_a_stream_of_an_unknown_model_waits_for_the_longest_usual_time(store: Store) -> None:
+    """A server does not know the model before the first content."""
+    server = {"legato.stream.vantage": "server"}
+    answered(store, 95, 2, attributes=server)
+    in_flight(store, 5, vantage="server")
+    waiting(store, vantage="server", attributes={"gen_ai.request.model": ""})
+    assert firing(store) == ["shop"]
+    answered(store, 5, 50, attributes={**server, "gen_ai.request.model": "thinking"})
+    assert firing(store) == []
+
+
+def test_without_a_usual_time_no_wait_is_too_long(store: Store) -> None:
+    """A model of which fewer than 20 streams had a content in the last days, whatever is usual for others."""
+    answered(store, 19, 0.1)
+    answered(store, 100, 0.1, attributes={"gen_ai.request.model": "model-b"})
+    in_flight(store, 5)
+    waiting(store)
     assert not rows(store, UNANSWERED)
     answered(store, 20, 0.1)
     assert [row["firing"] for row in rows(store, UNANSWERED)] == [1]
+
+
+def test_a_wait_of_clients_without_a_usual_time_pages_at_their_server(store: Store) -> None:
+    """The clients' row, which does not fire, covers nothing. A stream that goes on is none of those that wait."""
+    answered(store, 20, 2, service="engine", attributes={"legato.stream.vantage": "server"})
+    in_flight(store, 3)
+    in_flight(store, 3, service="engine", vantage="server")
+    waiting(store, 3)
+    start_ns = time.time_ns() - 93 * SECOND_NS
+    waiting(store, 3, service="engine", vantage="server", start_ns=start_ns)
+    assert firing(store) == ["engine"]
+    resumed = {"legato.stream.resumed": True}
+    silent(store, 3, 91, since_us=0, service="engine", vantage="server", start_ns=start_ns, attributes=resumed)
+    assert firing(store) == []
 
 
 def test_one_incident_pages_once(store: Store) -> None:

@@ -121,6 +121,16 @@ def test_a_rule_has_the_mandatory_fields() -> None:
                 assert query["model"]["expression"] in refs and query["model"]["datasource"]["uid"] == "__expr__"
 
 
+def test_the_table_of_the_rules_says_how_long_each_must_hold() -> None:
+    """`for 1 min` among the guards; a rule without such a guard fires at once."""
+    table = (FOLDER / "README.md").read_text(encoding="utf-8")
+    for rule in RULES:
+        name = rule["uid"].removeprefix("legato-").replace("-", "_")
+        (row,) = re.findall(rf"^\| `{name}` .*$", table, re.MULTILINE)
+        held = re.search(r"\bfor (\d+) min\b", row.split("|")[4])
+        assert rule["for"] == (f"{held.group(1)}m" if held else "0s"), rule["uid"]
+
+
 def test_uids_are_unique_and_short() -> None:
     """Uids of dashboards, rules and receivers have at most 40 characters, Grafana's limit. Titles of rules are unique."""
     for uids in (list(BOARDS), [rule["uid"] for rule in RULES], [receiver["uid"] for receiver in POINT["receivers"]]):

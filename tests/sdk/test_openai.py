@@ -61,7 +61,9 @@ def test_a_complete_stream_is_recorded(client: openai.OpenAI, spans: Spans, colu
     assert chunks["kinds"] == [0, 1, 1, 1, 1, 1, 7, 4, 7]
     assert chunks["sizes"][1:6] == [len(word.encode()) for word in WORDS]
     assert 0 < found["legato.stream.ttfb"] < found["gen_ai.response.time_to_first_chunk"]
-    assert 10_000 < chunks["times_us"][2] - chunks["times_us"][1] < 500_000
+    # The server waits 20 ms before the first word and after each of the five. A busy client may read the first word late, so a gap between
+    # two words may be short; the time since the request may not.
+    assert len(set(chunks["times_us"][1:6])) > 1 and 120_000 <= chunks["times_us"][7] < 10_000_000
 
 
 def test_no_text_leaves_the_process(client: openai.OpenAI, spans: Spans) -> None:

@@ -83,7 +83,7 @@ class Ignored:
 class SilenceRecord:
     """A report that a running stream has had no content since ``gap_start_us`` (µs from the start; 0: none so far) until ``end_ns``.
 
-    ``resumed``: content arrived at ``end_ns``.
+    ``resumed``: content arrived at ``end_ns``, or the stream was found to be none.
     """
 
     trace_id: bytes

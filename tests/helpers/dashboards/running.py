@@ -16,7 +16,9 @@ from legato_ingest.storage import Store
 __all__ = ["in_flight", "silent"]
 
 
-def silent(store: Store, number: int, silence_s: float, *, received_s: float = 0, vantage: str = "client", **more: Any) -> None:
+def silent(
+    store: Store, number: int, silence_s: float, *, received_s: float = 0, vantage: str = "client", tenant: str = "", **more: Any
+) -> None:
     """Store a report that stream ``number`` had been silent for so long, ``received_s`` ago; its text began after a second."""
     at_ns = time.time_ns() - round(received_s * SECOND_NS)
     body = request({"service.name": more.pop("service", "shop")})
@@ -28,13 +30,15 @@ def silent(store: Store, number: int, silence_s: float, *, received_s: float = 0
     for attribute in [each for each in span.attributes if each.key == "legato.stream.vantage"]:
         span.attributes.remove(attribute)
     span.kind = Span.SPAN_KIND_SERVER if vantage == "server" else Span.SPAN_KIND_CLIENT
-    store.insert("stream_silences", received_spans(body, tenant="", now_ns=at_ns, limits=Limits()).silences)
+    store.insert("stream_silences", received_spans(body, tenant=tenant, now_ns=at_ns, limits=Limits()).silences)
 
 
-def in_flight(store: Store, streams: int, *, service: str = "shop", vantage: str = "client", process: str = "a", ago_s: float = 0) -> None:
+def in_flight(
+    store: Store, streams: int, *, service: str = "shop", vantage: str = "client", process: str = "a", ago_s: float = 0, tenant: str = ""
+) -> None:
     """Store a sample of the gauge."""
     at_ns = time.time_ns() - round(ago_s * SECOND_NS)
     body = metrics_request({"service.name": service})
     named = {"legato.stream.vantage": vantage, "gen_ai.request.model": "model-a", "service.instance.id": process}
     gauge(body, "legato.stream.in_flight", streams, at_ns, attributes=named)
-    store.insert("node_samples", received_points(body, tenant="", now_ns=at_ns, limits=Limits()).samples)
+    store.insert("node_samples", received_points(body, tenant=tenant, now_ns=at_ns, limits=Limits()).samples)

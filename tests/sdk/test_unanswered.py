@@ -1,0 +1,227 @@
+"""Requests for streams while their servers send no headers: in flight, reported as silent, and one row when the client gives up."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import aiohttp
+import httpx
+import pytest
+import requests
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+import legato
+from helpers.servers.waiting import until
+from legato._clock import now_ns
+from legato._request import SentRequest
+from legato._worker import Worker, worker
+
+Spans = Callable[[], list[ReadableSpan]]
+S = 1_000_000_000
+EVENTS = {"content-type": "text/event-stream"}
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """A server that accepts connections and never answers; with the instrumentations installed."""
+    installs = (legato.instrument_httpx, legato.instrument_aiohttp, legato.instrument_requests)
+    for install in installs:
+        install()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/v1/messages"
+    legato.uninstrument_httpx()
+    legato.uninstrument_aiohttp()
+    legato.uninstrument_requests()
+
+
+def with_httpx(url: str, wait_s: float) -> None:
+    """Ask with httpx."""
+    with httpx.stream("POST", url, json={"model": "httpx", "stream": True}, timeout=wait_s):
+        pass
+
+
+def with_requests(url: str, wait_s: float) -> None:
+    """Ask with requests."""
+    requests.post(url, json={"model": "requests", "stream": True}, stream=True, timeout=wait_s)
+
+
+def with_aiohttp(url: str, wait_s: float) -> None:
+    """Ask with aiohttp."""
+
+    async def ask() -> None:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=wait_s)) as session,
+            session.post(url, json={"model": "aiohttp", "stream": True}),
+        ):
+            pass
+
+    asyncio.run(ask())
+
+
+def in_thread(ask: Callable[[str, float], None], url: str) -> threading.Thread:
+    """Ask in a thread, which ends with the client's time-out."""
+
+    def run() -> None:
+        with pytest.raises((httpx.TimeoutException, requests.Timeout, asyncio.TimeoutError)):
+            ask(url, 6)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+def test_a_request_without_headers_is_in_flight_and_silent(url: str, exporter: InMemorySpanExporter, spans: Spans) -> None:
+    """From its sending on; then it is one row, a time-out."""
+    clients = {"httpx": with_httpx, "requests": with_requests, "aiohttp": with_aiohttp}
+    threads = [in_thread(ask, url) for ask in clients.values()]
+    expected = dict.fromkeys((("client", name) for name in clients), 1)
+    until(lambda: expected.items() <= worker().in_flight().items(), 20)
+    until(lambda: clients.keys() <= reported(exporter), 20)
+    for thread in threads:
+        thread.join(30)
+    rows = {str((span.attributes or {})["gen_ai.request.model"]): dict(span.attributes or {}) for span in spans()}
+    assert {name: (row["legato.stream.outcome"], row["legato.stream.chunks"]) for name, row in rows.items()} == dict.fromkeys(
+        clients, ("timeout", 0)
+    )
+    assert expected.keys().isdisjoint(worker().in_flight())
+
+
+def reported(exporter: InMemorySpanExporter) -> set[Any]:
+    """Return the models of the streams that were reported as silent."""
+    found = [span for span in exporter.get_finished_spans() if span.name == "legato.stream.silence"]
+    return {(span.attributes or {}).get("gen_ai.request.model") for span in found}
+
+
+class Waiting:
+    """A request that asked for a stream, under a worker without a thread, by a clock that the test sets."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, interval_ms: int = 10_000, content: bytes = b'{"model":"m","stream":true}') -> None:
+        self.now = 0
+        self.worker = Worker(interval_ms, lambda: self.now)
+        monkeypatch.setattr(self.worker, "_start", lambda: None)
+        monkeypatch.setattr("legato._stream.worker", lambda: self.worker)
+        monkeypatch.setattr("legato._request.now_ns", lambda: self.now)
+        self.sent = SentRequest("POST", "models.example", 443, "/v1/messages", {"accept": "text/event-stream"}, content, 0)
+
+    def until(self, second: int) -> None:
+        """Let the time pass, with a tick each second."""
+        while self.now < second * S:
+            self.now += S
+            self.worker.tick()
+
+    def over(self) -> None:
+        """Let the worker finish what has ended, and check that it keeps nothing."""
+        self.worker.flush()
+        self.until(self.now // S + 60)
+        found = self.worker.stats()
+        assert (found["live"], found["queued"], found["started"] - found["ended"]) == (0, 0, 0) and not self.worker.in_flight()
+
+
+def named(exporter: InMemorySpanExporter) -> list[tuple[str, bool]]:
+    """Return the spans: the last word of each name, and whether it ends a silence."""
+    found = exporter.get_finished_spans()
+    return [(span.name.split(".")[-1], bool((span.attributes or {}).get("legato.stream.resumed"))) for span in found]
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "is_read"),
+    [(200, {"content-type": "application/json"}, False), (404, EVENTS, False), (200, EVENTS, True)],
+    ids=["JSON", "404", "read by a hook"],
+)
+def test_a_late_answer_that_is_no_stream_has_no_row(
+    exporter: InMemorySpanExporter, spans: Spans, monkeypatch: pytest.MonkeyPatch, status: int, headers: dict[str, str], is_read: bool
+) -> None:
+    """It had no snapshot, which would be a row, and the worker reports that its silence is over: nothing in the application's thread."""
+    waiting = Waiting(monkeypatch)
+    ignored = waiting.worker.stats()["ignored"]
+    waiting.until(15)
+    assert waiting.sent.answered(status, headers, is_read=is_read) is None
+    assert named(exporter) == [("silence", False), ("silence", False)]
+    waiting.over()
+    assert named(exporter) == [("silence", False), ("silence", False), ("silence", True)]
+    found = waiting.worker.stats()
+    assert (found["silences"], found["ignored"] - ignored) == (3, 1)
+
+
+@pytest.mark.parametrize("interval_ms", [10_000, 0])
+def test_without_a_report_nothing_is_taken_back(
+    exporter: InMemorySpanExporter, spans: Spans, monkeypatch: pytest.MonkeyPatch, interval_ms: int
+) -> None:
+    """A quick answer, and one for which reports are switched off."""
+    waiting = Waiting(monkeypatch, interval_ms)
+    waiting.until(60 if not interval_ms else 1)
+    waiting.sent.answered(200, {})
+    waiting.over()
+    assert named(exporter) == []
+
+
+def test_an_answer_that_cannot_be_understood_has_no_row(
+    exporter: InMemorySpanExporter, spans: Spans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as that of an adapter without a status."""
+    waiting = Waiting(monkeypatch)
+    with pytest.raises(TypeError):
+        waiting.sent.answered(None, {})  # type: ignore[arg-type]
+    waiting.over()
+    assert named(exporter) == []
+
+
+def test_a_propagator_that_fails_takes_only_the_trace_context(spans: Spans, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream is recorded, and the application's request goes on."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise ValueError
+
+    monkeypatch.setattr("legato._request.propagate.inject", fail)
+    monkeypatch.setattr("legato._errors.is_test", lambda: False)
+    sent = SentRequest("POST", "models.example", 443, "/v1/messages", {}, b'{"stream":true}', now_ns())
+    assert sent.trace_headers() == {}
+    sent.failed(TimeoutError())
+    assert [(span.attributes or {})["legato.stream.outcome"] for span in spans()] == ["timeout"]
+
+
+def test_what_only_accepts_events_is_not_reported_before_its_headers(
+    exporter: InMemorySpanExporter, spans: Spans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its response may be anything; a failure is a row."""
+    waiting = Waiting(monkeypatch, content=b'{"model":"m","stream":false}')
+    waiting.until(15)
+    assert waiting.sent.answered(200, {"content-type": "application/json"}) is None
+    waiting.over()
+    assert named(exporter) == []
+
+
+def test_a_sampler_that_drops_a_stream_drops_its_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a request, taken back, is ignored, and not lost."""
+    waiting = Waiting(monkeypatch)
+    waiting.sent._recorder.span = trace.NonRecordingSpan(trace.INVALID_SPAN_CONTEXT)  # type: ignore[union-attr]
+    before = waiting.worker.stats()
+    waiting.until(15)
+    waiting.sent.answered(404, {})
+    waiting.over()
+    after = waiting.worker.stats()
+    assert (after["ignored"] - before["ignored"], after["lost"] - before["lost"], after["silences"]) == (1, 0, 0)
+
+
+def test_a_late_stream_is_one_row_from_its_request_on(
+    exporter: InMemorySpanExporter, spans: Spans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its snapshots begin with its headers, and its chunks are read as its content type says."""
+    waiting = Waiting(monkeypatch)
+    waiting.until(31)
+    recorder = waiting.sent.answered(200, EVENTS)
+    assert recorder is not None and ("snapshot", False) not in named(exporter)
+    waiting.until(32)
+    assert named(exporter).count(("snapshot", False)) == 1
+    event = b'data: {"type":"content_block_delta","delta":{"type":"text_delta","text":"a"}}'
+    recorder.read((33 * S, b"event: content_block_delta\n" + event + b"\n\n"))
+    recorder.end(at_ns=34 * S)
+    waiting.worker.flush()
+    (row,) = [dict(span.attributes or {}) for span in exporter.get_finished_spans() if span.name == "chat m"]
+    assert (row["legato.stream.ttfb"], row["gen_ai.response.time_to_first_chunk"], row["legato.stream.chunks"]) == (31, 33, 1)
