@@ -60,7 +60,7 @@ def answered(
     tenant: str = "",
     attributes: Mapping[str, Any] | None = None,
 ) -> None:
-    """Store streams that had their first content after so long, and roll them up."""
+    """Store streams that had their first content after so long. They count once they are rolled up."""
     body = request({"service.name": service})
     at_us = round(ttft_s * 1e6)
     own = {"legato.stream.timeline": pack([at_us, at_us + 1_000], [3, 3], [1, 1], [1, 1]), **(attributes or {})}
@@ -68,13 +68,17 @@ def answered(
     for number in range(count):
         native_span(body, own, start_ns=start_ns, duration_ns=(at_us + 2_000) * 1_000, rng=random.Random(f"{number} {ttft_s}"))
     store.insert("stream_revs", received_spans(body, tenant=tenant, now_ns=time.time_ns(), limits=Limits()).revs)
-    rollup_worker(store).again(0)
 
 
 def waiting(store: Store, count: int = 5, **more: Any) -> None:
     """Store reports of streams that have waited for their first content for 90 s."""
     for number in range(1, count + 1):
         silent(store, number, 90, since_us=0, **more)
+
+
+def roll_up(store: Store) -> None:
+    """Compute the rollups of all streams."""
+    rollup_worker(store).again(0)
 
 
 def firing(store: Store, sql: str = UNANSWERED) -> list[str]:
@@ -179,6 +183,7 @@ def test_running_streams_without_content_fire(
     """Three streams and 40 % of those in flight, which have waited for 30 s and for twice the time that is usual for their model."""
     answered(store, 20, usual_s, hours_ago=24 * 7 - 1)
     answered(store, 100, 300, hours_ago=24 * 7 + 1)
+    roll_up(store)
     for number in range(count):
         silent(store, number + 1, silence_s, since_us=since_us)
     if running:
@@ -196,6 +201,7 @@ def test_only_the_usual_time_of_the_same_streams_counts(store: Store) -> None:
     answered(store, 100, 300, service="other")
     answered(store, 100, 300, attributes={"legato.stream.vantage": "server"})
     answered(store, 100, 300, attributes={"gen_ai.request.model": "thinking"})
+    roll_up(store)
     in_flight(store, 5)
     in_flight(store, 50, tenant="other")
     waiting(store)
@@ -207,10 +213,13 @@ def test_a_stream_of_an_unknown_model_waits_for_the_longest_usual_time(store: St
     """A server does not know the model before the first content."""
     server = {"legato.stream.vantage": "server"}
     answered(store, 95, 2, attributes=server)
+    roll_up(store)
     in_flight(store, 5, vantage="server")
     waiting(store, vantage="server", attributes={"gen_ai.request.model": ""})
     assert firing(store) == ["shop"]
     answered(store, 5, 50, attributes={**server, "gen_ai.request.model": "thinking"})
+    roll_up(store)
+    in_flight(store, 5, vantage="server")
     assert firing(store) == []
 
 
@@ -218,16 +227,20 @@ def test_without_a_usual_time_no_wait_is_too_long(store: Store) -> None:
     """A model of which fewer than 20 streams had a content in the last days, whatever is usual for others."""
     answered(store, 19, 0.1)
     answered(store, 100, 0.1, attributes={"gen_ai.request.model": "model-b"})
+    roll_up(store)
     in_flight(store, 5)
     waiting(store)
     assert not rows(store, UNANSWERED)
     answered(store, 20, 0.1)
+    roll_up(store)
+    in_flight(store, 5)
     assert [row["firing"] for row in rows(store, UNANSWERED)] == [1]
 
 
 def test_a_wait_of_clients_without_a_usual_time_pages_at_their_server(store: Store) -> None:
     """The clients' row, which does not fire, covers nothing. A stream that goes on is none of those that wait."""
     answered(store, 20, 2, service="engine", attributes={"legato.stream.vantage": "server"})
+    roll_up(store)
     in_flight(store, 3)
     in_flight(store, 3, service="engine", vantage="server")
     waiting(store, 3)
