@@ -32,18 +32,18 @@ def exporter() -> InMemorySpanExporter:
 @pytest.fixture
 def spans(exporter: InMemorySpanExporter) -> Iterator[Spans]:
     """Return a function that waits for the worker and returns this test's spans, without reports of silent streams of other tests."""
-    legato.flush()
+    legato.flush(60)
     exporter.clear()
 
     def finished() -> list[ReadableSpan]:
-        assert legato.flush()
+        assert legato.flush(60)
         # Servers under test may create spans too.
         finished_spans = exporter.get_finished_spans()
         own = [span for span in finished_spans if span.instrumentation_scope and span.instrumentation_scope.name == "legato"]
         return [span for span in own if span.name != "legato.stream.silence"]
 
     yield finished
-    legato.flush()
+    legato.flush(60)
     exporter.clear()
 
 

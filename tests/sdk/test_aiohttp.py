@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -15,11 +16,31 @@ import legato
 from helpers.builders.formats import WORDS
 from helpers.servers.formats import formats_app
 from helpers.servers.serving import served
+from legato._aiohttp import _RecordedContent
 
 Spans = Callable[[], list[ReadableSpan]]
 Columns = Callable[[ReadableSpan], dict[str, Any]]
 CONTENT = sum(len(word.encode()) for word in WORDS)
 seen: list[dict[str, str]] = []
+has_read = threading.Event()
+
+
+def in_step(app: Any) -> Any:
+    """Return the application; with ``?step`` it sends the second part of its body when the client has read the first."""
+
+    async def stepping(scope: Any, receive: Any, send: Any) -> None:
+        parts = 0
+
+        async def sent(message: Any) -> None:
+            nonlocal parts
+            parts += message["type"] == "http.response.body"
+            if parts == 2 and b"step" in scope["query_string"]:
+                assert await asyncio.to_thread(has_read.wait, 20)
+            await send(message)
+
+        await app(scope, receive, sent)
+
+    return stepping
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +48,7 @@ def url() -> Iterator[str]:
     """A server of every format, with the instrumentation installed."""
     legato.instrument_aiohttp()
     legato.instrument_aiohttp()
-    with served(formats_app(None, seen)) as base:
+    with served(in_step(formats_app(None, seen))) as base:
         yield base
     legato.uninstrument_aiohttp()
 
@@ -75,9 +96,20 @@ async def at_once(response: Any) -> None:
 
 
 @pytest.mark.parametrize("read", [by_line, by_part, by_size, by_chunk, at_once])
-@pytest.mark.parametrize("path", ["anthropic", "ollama?gzip"])
-def test_every_way_to_read(url: str, spans: Spans, columns: Columns, path: str, read: Callable[[Any], Awaitable[Any]]) -> None:
+@pytest.mark.parametrize("path", ["anthropic?step", "ollama?gzip&step"])
+def test_every_way_to_read(
+    url: str, spans: Spans, columns: Columns, monkeypatch: pytest.MonkeyPatch, path: str, read: Callable[[Any], Awaitable[Any]]
+) -> None:
     """The content, its times, the request's model and the connection; one row, also if the body is read at once."""
+    received = _RecordedContent._received
+
+    def noted(content: _RecordedContent, found: Any, requested: int) -> Any:
+        result = received(content, found, requested)
+        has_read.set()
+        return result
+
+    monkeypatch.setattr(_RecordedContent, "_received", noted)
+    has_read.clear()
     ask(url, path, read)
     (span,) = spans()
     found, chunks = of([span]), columns(span)
@@ -112,7 +144,7 @@ async def left(response: Any) -> None:
 @pytest.mark.parametrize(
     ("path", "read", "outcome"),
     [
-        ("anthropic?pause=0.05", left, "client_cancel"),
+        ("anthropic?pause=1", left, "client_cancel"),
         ("anthropic?cut", by_line, "upstream_error"),
         ("anthropic?break", by_line, "upstream_error"),
         ("anthropic?pause=5", by_line, "timeout"),

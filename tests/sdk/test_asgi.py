@@ -179,7 +179,7 @@ def test_a_known_format_is_kept_for_a_get_request(url: str, spans: Spans) -> Non
 
 def test_a_client_that_leaves_is_a_cancel_and_a_provider_that_breaks_an_error(url: str, spans: Spans) -> None:
     """The outcome comes from how the request ended."""
-    with httpx.stream("POST", f"{url}/anthropic?pause=0.05") as response:
+    with httpx.stream("POST", f"{url}/anthropic?pause=1") as response:
         next(response.iter_raw())
     left = arrived(spans)
     with pytest.raises(httpx.HTTPError):

@@ -135,8 +135,8 @@ def test_what_is_no_stream_has_no_row(url: str, spans: Spans) -> None:
 
 def test_leaving_is_a_cancel_and_stopping_at_the_end_mark_is_none(url: str, spans: Spans) -> None:
     """Many clients stop reading at [DONE] and never see the end of the body."""
-    for stop in ("crossing", "[DONE]"):
-        with httpx.stream("POST", f"{url}/openai-chat", json={"stream": True}) as response:
+    for query, stop in (("?pause=1", "assistant"), ("", "[DONE]")):
+        with httpx.stream("POST", f"{url}/openai-chat{query}", json={"stream": True}) as response:
             for line in response.iter_lines():
                 if stop in line:
                     break

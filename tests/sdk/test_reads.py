@@ -227,7 +227,7 @@ def test_a_response_that_is_dropped_is_freed_at_once(url: str, spans: Spans) -> 
     """Without the garbage collector, which would keep the connection until it runs."""
     gc.disable()
     try:
-        response = requests.post(f"{url}/anthropic?pause=0.05", json=ASKED, stream=True, timeout=60)
+        response = requests.post(f"{url}/anthropic?pause=1", json=ASKED, stream=True, timeout=60)
         freed = weakref.ref(response)
         assert next(response.iter_content(None))
         del response
@@ -235,7 +235,7 @@ def test_a_response_that_is_dropped_is_freed_at_once(url: str, spans: Spans) -> 
 
         async def run() -> None:
             async with aiohttp.ClientSession() as session:
-                async with session.post(f"{url}/anthropic?pause=0.05", json=ASKED) as response:
+                async with session.post(f"{url}/anthropic?pause=1", json=ASKED) as response:
                     await response.content.readany()
                 freed = weakref.ref(response)
                 del response

@@ -76,7 +76,7 @@ def test_failures(url: str, spans: Spans, path: str, outcome: str, error: str) -
 
 def test_leaving_and_no_stream(url: str, spans: Spans) -> None:
     """Closing early is a cancel; a response that is not streamed has no row, nor has any without the instrumentation."""
-    with ask(url, "anthropic?pause=0.05") as response:
+    with ask(url, "anthropic?pause=1") as response:
         next(response.iter_content(None))
     requests.post(f"{url}/anthropic", timeout=60)
     legato.uninstrument_requests()

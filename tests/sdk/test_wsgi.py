@@ -21,6 +21,7 @@ from legato.wsgi import StreamMiddleware
 Spans = Callable[[], list[ReadableSpan]]
 Columns = Callable[[ReadableSpan], dict[str, Any]]
 CONTENT = sum(len(word.encode()) for word in WORDS)
+has_left = threading.Event()
 
 
 class _Server(socketserver.ThreadingMixIn, WSGIServer):
@@ -33,7 +34,7 @@ class _Quiet(WSGIRequestHandler):
 
 
 def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterator[bytes]:
-    """Stream the format that the path names; `/page` is no stream, `/inner` also reads a stream."""
+    """Stream the format that the path names; `/page` is no stream. With `+inner` also read a stream, with `+left` wait for ``has_left``."""
     path, _, extra = environ["PATH_INFO"][1:].partition("+")
     if path == "page":
         start_response("200 OK", [("Content-Type", "text/plain"), ("Content-Length", "4")])
@@ -43,7 +44,9 @@ def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> 
     start_response("200 OK", [("Content-Type", kind)])
     for event in FORMATS[path].events if path in FORMATS else [word.encode() for word in WORDS]:
         yield event
-        time.sleep(0.05 if extra == "slow" else 0.005)
+        if extra == "left":
+            assert has_left.wait(60)
+        time.sleep(0.05 if extra == "left" else 0.005)
         if extra == "inner":
             extra = ""
             list(legato.wrap(["a"], model="inner"))
@@ -81,8 +84,9 @@ def test_streams_are_recorded(url: str, spans: Spans, columns: Columns, name: st
 
 def test_ends(url: str, spans: Spans, capfd: pytest.CaptureFixture[str]) -> None:
     """A client that leaves is a cancel, a fault of the application an error."""
-    with httpx.stream("POST", f"{url}/anthropic+slow") as response:
+    with httpx.stream("POST", f"{url}/anthropic+left") as response:
         next(response.iter_raw())
+    has_left.set()
     assert [each["legato.stream.outcome"] for each in arrived(spans)] == ["client_cancel"]
     with contextlib.suppress(httpx.HTTPError):
         httpx.post(f"{url}/anthropic+fail")
