@@ -23,7 +23,7 @@ import legato_gpu_agent
 import legato_gpu_agent.agent.loop as module
 from helpers.platform.faults import faulty
 from helpers.repo.repository import ROOT
-from helpers.servers.ports import free_port, is_open
+from helpers.servers.ports import free_port
 from helpers.servers.serving import Served
 from legato_gpu_agent.agent.collector_registry import CollectorRegistry
 from legato_gpu_agent.agent.loop import Agent
@@ -50,12 +50,25 @@ def agent(path: pathlib.Path, endpoint: str, metrics_port: int = 0) -> Iterator[
     command = [sys.executable, "-m", "legato_gpu_agent"]
     with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
-            # The metrics port opens after the pipe was created.
-            eventually(lambda: (is_open(metrics_port) if metrics_port else path.exists()) or process.poll() is not None)
-            assert process.poll() is None, process.stdout and process.stdout.read()
+            # Written when the pipe and the metrics port are open and the handlers of signals are set.
+            printed = first_lines(process, "listening at")
+            assert process.poll() is None, printed
             yield process
         finally:
             process.kill()
+
+
+def first_lines(process: subprocess.Popen[str], last: str) -> str:
+    """Return what the process prints until a line that contains ``last``, or until it ends."""
+    assert process.stdout
+    # A process that hangs prints nothing.
+    timer = threading.Timer(PATIENCE_S, process.kill)
+    timer.start()
+    printed = ""
+    while last not in printed and (line := process.stdout.readline()):
+        printed += line
+    timer.cancel()
+    return printed
 
 
 def eventually(condition: Any) -> None:
