@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from itertools import pairwise
 
 import pyarrow as pa
 import pytest
@@ -158,14 +159,15 @@ def test_steps_begin_at_the_interval() -> None:
 
     def step() -> None:
         began.append(time.monotonic())
-        time.sleep(0.15 if len(began) <= 2 else 0.3)
+        time.sleep(0.15 if len(began) <= 6 else 0.3)
         ended.append(time.monotonic())
 
     task = PeriodicTask("stage", step, 0.2, Metrics())
     task.start()
-    until(lambda: len(ended) >= 4)
+    until(lambda: len(ended) >= 8)
     task.close()
-    assert began[1] - began[0] < 0.15 + 0.2
+    # A busy machine begins some steps late.
+    assert min(later - earlier for earlier, later in pairwise(began[:6])) < 0.15 + 0.2
     assert min(begin - end for end, begin in zip(ended, began[1:], strict=False)) > 0.039
 
 

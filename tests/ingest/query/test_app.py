@@ -6,6 +6,7 @@ import datetime
 import gzip
 import json
 import pathlib
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -295,7 +296,8 @@ def test_a_query_that_waited_too_long_is_not_run() -> None:
         time.sleep(1.1)
         store.go.set()
         assert (first.result(20).status_code, second.result(20).status_code) == (200, 503)
-        assert second.result().headers["retry-after"] == "2" and "waited for 1 s" in second.result().text
+        # A busy machine makes it wait for longer.
+        assert second.result().headers["retry-after"] == "2" and re.search(r"waited for [1-9]\d* s", second.result().text)
 
 
 def test_a_query_that_ended_the_process_of_the_store_is_not_run_again(store: Store) -> None:

@@ -186,7 +186,7 @@ def test_a_cancelled_request_does_not_stop_the_thread(store: Store) -> None:
     after = committer.submit(span_rows(spread_spans(1, seed=3)))
     cancelled.cancel()
     double.gate.set()
-    assert after.result(2) == Receipt()
+    assert after.result(PATIENCE_S) == Receipt()
     committer.close()
     assert len(streams(store)) == 3
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -32,6 +33,14 @@ def small(number: int = 1, signal: Signal = SPANS, content_type: str = http.PROT
     body = request()
     native_span(body, trace_id=bytes([number]) * 16)
     return Body(signal, body.SerializeToString() + bytes(size), content_type, "", "")
+
+
+async def until_true(condition: Callable[[], object]) -> None:
+    """Wait until the condition is true. Fail after 10 s."""
+    end_s = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end_s
+        await asyncio.sleep(0.005)
 
 
 async def batch_of(conversions: Conversions, body: Body) -> Batch:
@@ -160,6 +169,7 @@ def test_a_cancelled_call_keeps_its_place_until_its_thread_ends() -> None:
             tasks.append(asyncio.create_task(batch_of(conversions, small(size=70_000))))
             await asyncio.sleep(0.02)
             tasks[-1].cancel()
+        await until_true(lambda: running)
         await asyncio.sleep(0.1)
         assert len(running) == 1 and not tasks[0].done()
         gate.set()
@@ -173,17 +183,23 @@ def test_a_cancelled_call_keeps_its_place_until_its_thread_ends() -> None:
 def test_a_cancelled_call_keeps_no_body() -> None:
     """Also if its conversion fails: the error of the thread is in no cycle with the body."""
 
+    gate, is_begun = threading.Event(), threading.Event()
+
     def alone(body: Body, bytes_max: int | None) -> Iterator[Batch]:
-        time.sleep(0.05)
+        is_begun.set()
+        assert gate.wait(10)
         raise BadRequest(f"{len(body.content)} bytes")
 
     async def main() -> None:
         conversions = Conversions(alone, lambda bodies, _: [None for _ in bodies], 1)
         with keeping_less_than(1_000_000):
             for _ in range(3):
+                gate.clear()
+                is_begun.clear()
                 task = asyncio.create_task(batch_of(conversions, small(size=2_000_000)))
-                await asyncio.sleep(0.01)
+                await until_true(is_begun.is_set)
                 task.cancel()
+                gate.set()
                 with pytest.raises(asyncio.CancelledError):
                     await task
                 del task
@@ -227,6 +243,7 @@ def test_a_tenant_never_has_all_threads_of_a_lane() -> None:
     async def main() -> list[str]:
         conversions = Conversions(alone, lambda bodies, _: [None for _ in bodies], 3)
         greedy = [asyncio.create_task(batch_of(conversions, of_tenant("greedy", size=70_000))) for _ in range(9)]
+        await until_true(lambda: len(running) >= 2)
         await asyncio.sleep(0.1)
         await batch_of(conversions, of_tenant("other", size=70_000))
         before = list(running)
@@ -240,7 +257,6 @@ def test_a_tenant_never_has_all_threads_of_a_lane() -> None:
 
 def test_beside_another_tenant_a_tenant_has_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until the other has sent nothing for a while."""
-    monkeypatch.setattr("legato_ingest.write.conversion._OTHERS_S", 0.3)
     gate, running = threading.Event(), list[str]()
 
     def alone(body: Body, bytes_max: int | None) -> Iterator[Batch] | None:
@@ -250,12 +266,14 @@ def test_beside_another_tenant_a_tenant_has_one_thread(monkeypatch: pytest.Monke
 
     async def main() -> list[int]:
         conversions, counts = Conversions(alone, lambda bodies, _: [None for _ in bodies], 4), list[int]()
-        for pause_s in (0.0, 0.4):
+        for others_s, pause_s, expected in ((60.0, 0.0, 1), (0.3, 0.4, 3)):
+            monkeypatch.setattr("legato_ingest.write.conversion._OTHERS_S", others_s)
             await batch_of(conversions, of_tenant("other", size=70_000))
             await asyncio.sleep(pause_s)
             running.clear()
             gate.clear()
             greedy = [asyncio.create_task(batch_of(conversions, of_tenant("greedy", size=70_000))) for _ in range(9)]
+            await until_true(partial(lambda expected: len(running) >= expected, expected))
             await asyncio.sleep(0.1)
             counts.append(len(running))
             gate.set()
@@ -280,7 +298,8 @@ def test_large_bodies_of_a_tenant_have_their_processes_beside_others() -> None:
         conversions = Conversions(alone, lambda bodies, _: [None for _ in bodies], 12)
         await batch_of(conversions, of_tenant("other", size=70_000))
         greedy = [asyncio.create_task(batch_of(conversions, of_tenant("greedy", size=70_000))) for _ in range(3)]
-        await asyncio.sleep(0.2)
+        await until_true(lambda: len(running) >= 3)
+        await asyncio.sleep(0.1)
         at_once = len(running) - 1
         gate.set()
         await asyncio.gather(*greedy)
