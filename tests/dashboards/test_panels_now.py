@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, TypeVar
 
 import httpx
 import pytest
@@ -29,6 +30,8 @@ from legato_ingest.cli.live import render
 from legato_ingest.otlp.batch import Limits
 from legato_ingest.reports.live import LiveQuery, as_json, count_stalled, fetch
 from legato_ingest.storage import Store
+
+Out = TypeVar("Out")
 
 
 @pytest.fixture(scope="module")
@@ -109,13 +112,20 @@ def stalled(store: Store) -> set[int]:
 )
 def test_a_silence_is_shown_until_its_next_report_is_overdue(store: Store, silence_s: float, received_s: float, shown: bool) -> None:
     """Reports follow at 8 s, 30 s, and then at three times the length, each within 3 s."""
-    silent(store, 1, silence_s, received_s=received_s)
-    assert stalled(store) == ({1} if shown else set())
+    for _ in range(20):
+        began_s = time.monotonic()
+        silent(store, 1, silence_s, received_s=received_s)
+        found = stalled(store)
+        if time.monotonic() - began_s < 0.9:
+            break
+        # A busy machine: the report may have been overdue in between.
+        empty(store)
+    assert found == ({1} if shown else set())
 
 
 def test_a_stream_that_goes_on_or_ends_is_shown_no_more(store: Store) -> None:
     """By a report that it goes on, or by its span. The newest report counts, in whatever order they arrive."""
-    start_ns = time.time_ns() - 14 * SECOND_NS
+    start_ns, began_s = time.time_ns() - 14 * SECOND_NS, time.monotonic()
     silent(store, 1, 12, start_ns=start_ns, attributes={"legato.stream.resumed": True})
     for number in (1, 2, 3):
         silent(store, number, 8, received_s=5, start_ns=start_ns)
@@ -124,7 +134,8 @@ def test_a_stream_that_goes_on_or_ends_is_shown_no_more(store: Store) -> None:
     store.insert("stream_revs", received_spans(body, tenant="", now_ns=time.time_ns(), limits=Limits()).revs)
     assert stalled(store) == {3}
     ((silence_us, reported_us),) = store.select("SELECT silence_us, reported_us FROM stalled_streams")
-    assert reported_us == 8_000_000 and 12_900_000 < silence_us < 16_000_000, "the open gap grows"
+    most_us = 13_100_000 + 1e6 * (time.monotonic() - began_s)
+    assert reported_us == 8_000_000 and 12_900_000 < silence_us < most_us, "the open gap grows"
 
 
 def test_the_newest_sample_of_each_process_counts(store: Store) -> None:
@@ -275,16 +286,22 @@ def test_a_frozen_backend_behind_a_larger_client_pages(store: Store) -> None:
 
 def test_the_board_and_the_command_show_the_same(store: Store) -> None:
     """In flight, stalled with the engine that the server knows, and the share; a filter applies to both."""
-    in_flight(store, 4)
-    in_flight(store, 4, service="engine", vantage="server")
-    silent(store, 1, 30)
-    silent(store, 1, 30, vantage="server", service="engine", attributes={"legato.engine.id": "gpu-1"})
-    silent(store, 2, 20, since_us=0)
+
+    def asked_soon(ask: Callable[[], Out]) -> Out:
+        """Ask right after new samples: on a busy machine all the queries together take longer than a sample counts."""
+        in_flight(store, 4)
+        in_flight(store, 4, service="engine", vantage="server")
+        return ask()
+
+    # Reports of 30 s and more, which are shown for a minute.
+    silent(store, 1, 40)
+    silent(store, 1, 40, vantage="server", service="engine", attributes={"legato.engine.id": "gpu-1"})
+    silent(store, 2, 30, since_us=0)
     with reading(store) as url, httpx.Client(timeout=60) as client:
         asked = Asked(Past(time.time_ns(), "", {}), store, url, client)
         view = asked.past.view("", 1, 60)
-        shown = {title: asked.panel("now", title, view).as_rows() for title in panels("now")}
-        found, filtered = (fetch(Reader(url).rows, LiveQuery(service)) for service in ("", "engine"))
+        shown = {title: asked_soon(partial(asked.panel, "now", title, view)).as_rows() for title in panels("now")}
+        found, filtered = (asked_soon(partial(fetch, Reader(url).rows, LiveQuery(service))) for service in ("", "engine"))
         longest, streams = fetch(Reader(url).rows, LiveQuery(), 2), count_stalled(Reader(url).rows)
     live, console = as_json(found), Console(width=160)
     with console.capture() as capture:

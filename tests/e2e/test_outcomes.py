@@ -97,7 +97,7 @@ def test_a_time_out_is_an_open_gap(endpoints: Endpoints) -> None:
     row = _await(lambda: _rows(endpoints, "timeout"))
     assert (row["outcome"], row["ended"]) == ("timeout", True)
     # A busy machine raises the time-out later.
-    assert 600_000 <= int(str(row["gap_open_us"])) < 2_000_000
+    assert 600_000 <= int(str(row["gap_open_us"])) < 10_000_000
     assert row["gap_max_us"] == row["gap_open_us"]
     assert _await(lambda: _rows(endpoints, "timeout", "server"))["outcome"] == "client_cancel"
 
@@ -141,7 +141,7 @@ def test_a_late_event_loop_is_charged_to_the_consumer(endpoints: Endpoints) -> N
     if int(late["held_ns"]) <= 0.9 * 1000 * int(late["gap_us"]):
         # A busy machine delays the tick that measures the lateness, but hardly twice.
         late = _longest_hold(endpoints, _verdicts(endpoints, "app-busy"))
-    assert late["confidence"] == "proven" and 900_000 < int(late["gap_us"]) < 1_200_000
+    assert late["confidence"] == "proven" and 900_000 < int(late["gap_us"]) < 3_000_000
     assert int(late["held_ns"]) > 0.9 * 1000 * int(late["gap_us"])
 
 
@@ -151,7 +151,8 @@ def _longest_hold(endpoints: Endpoints, before: list[dict[str, Any]]) -> dict[st
         assert process.wait(60) == 0
     until(lambda: len(_verdicts(endpoints, "app-busy")) > len(before), _PATIENCE_S)
     found = [row for row in _verdicts(endpoints, "app-busy") if row not in before]
-    assert {row["cause"] for row in found} <= {"consumer", "generation"}
+    # A busy machine may delay any of the processes for a shorter time.
+    assert {row["cause"] for row in found if int(row["gap_us"]) > 900_000} <= {"consumer", "generation"}
     # On a busy machine the loop may be late a second time, for a shorter time.
     return max((row for row in found if row["cause"] == "consumer"), key=lambda row: int(row["gap_us"]))
 
