@@ -6,6 +6,7 @@ import asyncio
 import gc
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import openai
@@ -145,13 +146,16 @@ def test_an_incomplete_response_has_its_outcome(client: openai.OpenAI, spans: Sp
     assert span.status.status_code.name == status
 
 
-def test_a_time_out_counts_its_open_gap(url: str, spans: Spans) -> None:
+def test_a_time_out_counts_its_open_gap(url: str, spans: Spans, columns: Columns) -> None:
     """The wait for the chunk that never arrived is the longest gap."""
     with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=0.4) as client, pytest.raises(Exception, match="."):
         list(start_stream(client, "hang"))
-    found = only(spans())
+    (span,) = spans()
+    found = only([span])
     assert found["legato.stream.outcome"] == "timeout" and "Timeout" in found["error.type"]
-    assert found["legato.stream.gap_max"] >= 0.39 and found["legato.stream.stalls"] == 1
+    # On a busy machine, some of the words may be late, too.
+    late = sum(later - earlier >= 250_000 for earlier, later in pairwise(columns(span)["times_us"][1:]))
+    assert found["legato.stream.gap_max"] >= 0.39 and found["legato.stream.stalls"] == 1 + late
 
 
 def test_a_failed_request_has_a_span(client: openai.OpenAI, spans: Spans) -> None:
