@@ -169,6 +169,7 @@ STREAM_SILENCES = Table(
         *_from(Source.RECORD, _UINT64, "gap_start_us silence_us"),
         *_from(Source.RECORD, _BOOL, "resumed"),
         *_from(Source.RECORD, _TEXT, "vantage service_name model engine_id clock emitter"),
+        *_from(Source.RECORD, _UINT64, "next_due_us"),
     ),
 )
 ENGINE_STEPS = Table(

@@ -14,8 +14,8 @@ from legato._timeline import Kind
 __all__ = ["REPORT_AT_NS", "Silence", "end_report", "may_report"]
 
 REPORT_AT_NS = (2_000_000_000, 8_000_000_000, 30_000_000_000)
-"""Lengths of a silence at which it is reported; after the last, each time that it is three times as long."""
-_FACTOR = 3
+"""Lengths of a silence at which it is reported; after the last, once a minute."""
+_EVERY_NS = 60_000_000_000
 # The end of a silence that was reported this often is reported, too. A shorter one is over when its next report is overdue.
 _REPORTS_MIN = 2
 
@@ -50,9 +50,9 @@ class Silence:
         if recorder.silent_ns is not None and since != recorder.silent_ns:
             sent = self._end(recorder, recorder.silent_ns)
         if since is not None and now - since >= self._due_ns:
-            send_silence(recorder, since, now, resumed=False)
-            recorder.silent_ns, self._reports = since, self._reports + 1
             self._due_ns = _next_due_ns(now - since)
+            send_silence(recorder, since, now, next_due_ns=since + self._due_ns)
+            recorder.silent_ns, self._reports = since, self._reports + 1
             sent = True
         return sent
 
@@ -60,7 +60,7 @@ class Silence:
         """Forget the silence, and report its end if others rely on that."""
         after = recorder.content_after(since_ns) if self._reports >= _REPORTS_MIN else 0
         if after:
-            send_silence(recorder, since_ns, after, resumed=True)
+            send_silence(recorder, since_ns, after)
         recorder.silent_ns, self._reports, self._due_ns = None, 0, REPORT_AT_NS[0]
         return bool(after)
 
@@ -69,7 +69,7 @@ def end_report(recorder: StreamRecorder) -> bool:
     """Report the end of the silence of a stream that has no row, if one was reported. Return whether a report was sent."""
     since = recorder.silent_ns
     if since is not None:
-        send_silence(recorder, since, now_ns(), resumed=True)
+        send_silence(recorder, since, now_ns())
     return since is not None
 
 
@@ -77,7 +77,5 @@ def _next_due_ns(silence_ns: int) -> int:
     for due in REPORT_AT_NS:
         if silence_ns < due:
             return due
-    due = REPORT_AT_NS[-1]
-    while due <= silence_ns:
-        due *= _FACTOR
-    return due
+    last = REPORT_AT_NS[-1]
+    return last + ((silence_ns - last) // _EVERY_NS + 1) * _EVERY_NS

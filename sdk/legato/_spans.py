@@ -80,9 +80,10 @@ def start_span(origin: Origin, start_ns: int, context: Any = None) -> trace.Span
     return tracer().start_span(name, context=context, kind=_span_kind(origin), start_time=wall_ns(start_ns))
 
 
-def send_silence(recorder: StreamRecorder, since_ns: int, until_ns: int, *, resumed: bool) -> None:
-    """Send that a stream has had no content from ``since_ns`` until ``until_ns`` (monotonic); ``resumed``: content arrived then,
-    or the stream has no row.
+def send_silence(recorder: StreamRecorder, since_ns: int, until_ns: int, next_due_ns: int | None = None) -> None:
+    """Send that a stream has had no content from ``since_ns`` until ``until_ns`` (monotonic), and when the next report is due.
+
+    Without ``next_due_ns`` the silence is over: content arrived then, or the stream has no row.
 
     The span is small: it has what `legato live` shows, and no timeline. It starts with the stream and is a child of the stream's span.
     Times are rounded as in the timeline, so the gap that the stream's span has later begins at the same µs.
@@ -96,8 +97,10 @@ def send_silence(recorder: StreamRecorder, since_ns: int, until_ns: int, *, resu
     attributes["legato.stream.silent_since"] = (since_ns - recorder.start_ns) // 1000
     if origin.vantage not in ("client", "server"):
         attributes["legato.stream.vantage"] = origin.vantage
-    if resumed:
+    if next_due_ns is None:
         attributes["legato.stream.resumed"] = True
+    else:
+        attributes["legato.stream.next_due"] = (next_due_ns - recorder.start_ns) / 1e9
     context, start = trace.set_span_in_context(recorder.span), wall_ns(recorder.start_ns)
     span = tracer().start_span(PARTS[1], context=context, kind=kind, attributes=attributes, start_time=start)
     span.end(end_time=wall_ns(until_ns))

@@ -97,24 +97,32 @@ def stalled(store: Store) -> set[int]:
 
 
 @pytest.mark.parametrize(
-    ("silence_s", "received_s", "shown"),
+    ("silence_s", "received_s", "due_s", "shown"),
     [
-        (2, 0, True),
-        (2, 8, True),
-        (2, 10, False),
-        (8, 24, True),
-        (8, 26, False),
-        (30, 60, True),
-        (30, 64, False),
-        (90, 182, True),
-        (90, 184, False),
+        (2, 0, None, True),
+        (2, 8, None, True),
+        (2, 10, None, False),
+        (8, 24, None, True),
+        (8, 26, None, False),
+        (30, 60, None, True),
+        (30, 64, None, False),
+        (90, 182, None, True),
+        (90, 184, None, False),
+        (90, 62, 60, True),
+        (90, 64, 60, False),
+        (2, 20, 18, True),
+        (2, 2, -1, True),  # at the report it was due already
+        (2, 4, -1, False),
     ],
 )
-def test_a_silence_is_shown_until_its_next_report_is_overdue(store: Store, silence_s: float, received_s: float, shown: bool) -> None:
-    """Reports follow at 8 s, 30 s, and then at three times the length, each within 3 s."""
+def test_a_silence_is_shown_until_its_next_report_is_overdue(
+    store: Store, silence_s: float, received_s: float, due_s: float | None, shown: bool
+) -> None:
+    """By 3 s: so many seconds after the report, as it says, or else at 8 s, 30 s, and then at three times the length."""
+    due = {} if due_s is None else {"legato.stream.next_due": 1 + silence_s + due_s}
     for _ in range(20):
         began_s = time.monotonic()
-        silent(store, 1, silence_s, received_s=received_s)
+        silent(store, 1, silence_s, received_s=received_s, attributes=due)
         found = stalled(store)
         if time.monotonic() - began_s < 0.9:
             break

@@ -81,15 +81,18 @@ def test_a_flowing_stream_sends_no_report(spans: Spans) -> None:
 
 
 def test_a_silent_stream_is_reported_at_2_8_30_and_90_s(spans: Spans) -> None:
-    """Then at three times the length, and when it goes on."""
+    """Then every minute, and when it goes on. Each report says when the next one is due."""
     timed = Timed()
     timed.until(1, every=0.5)
-    timed.until(101)
-    timed.until(102, every=0.5)
-    assert reports(spans, timed) == [(3, 2, False), (9, 8, False), (31, 30, False), (91, 90, False), (101.5, 100.5, True)]
-    assert timed.worker.stats()["silences"] == 5
-    timed.until(105)
-    assert reports(spans, timed)[5:] == [(104, 2, False)], "the next silence begins anew"
+    timed.until(161)
+    timed.until(162, every=0.5)
+    found = reports(spans, timed)
+    assert found == [(3, 2, False), (9, 8, False), (31, 30, False), (91, 90, False), (151, 150, False), (161.5, 160.5, True)]
+    due = [(span.attributes or {}).get("legato.stream.next_due") for span in spans() if span.name == "legato.stream.silence"]
+    assert due == [9, 31, 91, 151, 211, None]
+    assert timed.worker.stats()["silences"] == 6
+    timed.until(165)
+    assert reports(spans, timed)[6:] == [(164, 2, False)], "the next silence begins anew"
 
 
 def test_a_short_silence_has_no_second_report(spans: Spans) -> None:
@@ -133,7 +136,7 @@ def test_a_report_is_a_small_child_of_its_stream(spans: Spans, vantage: str, kin
     (span,) = (each for each in spans() if each.parent is not None and each.parent.span_id == timed.stream.span_id)
     assert span.name == "legato.stream.silence" and span.kind == kind
     named = {"legato.engine.id"} if vantage == "server" else {"legato.stream.vantage"} if vantage == "gateway" else set()
-    assert set(span.attributes or {}) == {"gen_ai.request.model", "legato.stream.silent_since"} | named
+    assert set(span.attributes or {}) == {"gen_ai.request.model", "legato.stream.silent_since", "legato.stream.next_due"} | named
 
 
 def test_without_snapshots_there_are_no_reports(spans: Spans) -> None:

@@ -83,7 +83,8 @@ class Ignored:
 class SilenceRecord:
     """A report that a running stream has had no content since ``gap_start_us`` (µs from the start; 0: none so far) until ``end_ns``.
 
-    ``resumed``: content arrived at ``end_ns``, or the stream was found to be none.
+    ``resumed``: content arrived at ``end_ns``, or the stream was found to be none. ``next_due_us``: latest time after the start at which
+    the next report is due; 0: not known.
     """
 
     trace_id: bytes
@@ -100,6 +101,7 @@ class SilenceRecord:
     engine_id: str
     clock: str
     emitter: str
+    next_due_us: int
     timeline: None = None
     flags: list[str] = field(default_factory=list)
 

@@ -17,7 +17,7 @@ from legato_ingest.timeline.codec import EMPTY
 __all__ = ["convert"]
 
 SNAPSHOT = "legato.stream.snapshot"
-_SILENT_SINCE = "legato.stream.silent_since"
+_SILENT_SINCE, _NEXT_DUE = "legato.stream.silent_since", "legato.stream.next_due"
 
 
 def convert(span: Span, attributes: Attributes) -> StreamRecord | SilenceRecord | Ignored | None:
@@ -94,6 +94,7 @@ def _silence(span: Span, attributes: Attributes) -> SilenceRecord:
         engine_id=attributes.text("legato.engine.id"),
         clock=attributes.text("legato.stream.clock"),
         emitter=attributes.text("legato.emitter"),
+        next_due_us=attributes.micros(_NEXT_DUE) or 0,
     )
 
 
@@ -105,4 +106,4 @@ def _mark_snapshot(record: StreamRecord, attributes: Attributes) -> None:
         raise AttributeFault("legato.stream.span_id: a string that is not hexadecimal") from None
     record.parent_span_id = b""
     record.ended = False
-    record.next_due_us = attributes.micros("legato.stream.next_due") or 0
+    record.next_due_us = attributes.micros(_NEXT_DUE) or 0

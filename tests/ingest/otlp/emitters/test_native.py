@@ -102,8 +102,10 @@ def test_a_report_about_a_silent_stream_is_a_row() -> None:
         "shop",
         "model-a",
     )
-    assert (row["gap_start_us"], row["silence_us"], row["resumed"]) == (28_000_000, 2_000_000, False)
+    assert (row["gap_start_us"], row["silence_us"], row["resumed"], row["next_due_us"]) == (28_000_000, 2_000_000, False, 0)
     assert row["recorded_at"].value - row["start_time"].value == 30 * SECOND_NS
+    (row,) = silence({"legato.stream.silent_since": 28_000_000, "legato.stream.next_due": 36.25}).silences.to_pylist()
+    assert row["next_due_us"] == 36_250_000
     given = {"legato.stream.silent_since": 9, "legato.stream.resumed": True, "legato.engine.id": "e"}
     (row,) = silence(given, kind=Span.SPAN_KIND_SERVER).silences.to_pylist()
     assert (row["vantage"], row["resumed"], row["engine_id"]) == ("server", True, "e")
@@ -118,6 +120,8 @@ def test_a_report_about_a_silent_stream_is_a_row() -> None:
         ({"legato.stream.silent_since": 30_000_001}, {}),
         ({"legato.stream.silent_since": "long"}, {}),
         ({"legato.stream.silent_since": 1, "legato.stream.resumed": "yes"}, {}),
+        ({"legato.stream.silent_since": 1, "legato.stream.next_due": -0.5}, {}),
+        ({"legato.stream.silent_since": 1, "legato.stream.next_due": "soon"}, {}),
         ({"legato.stream.silent_since": 1, "legato.stream.vantage": "moon"}, {}),
         ({"legato.stream.silent_since": 1}, {"parent": b""}),
         ({"legato.stream.silent_since": 1}, {"trace_id": b"short"}),
