@@ -99,6 +99,6 @@ LIMIT 1000
 
 
 STALLED = _statement(_SILENT, _STALLED_SHARE_MIN)
-# Of an unknown number in flight, three that wait may be few. More that wait than run are those of a process that was killed: each one that
-# lives was in flight 15 s ago, the age of the oldest sample that counts.
-UNANSWERED = _statement(_LATE, _UNANSWERED_SHARE_MIN, "coalesce(running, 0) >= standing AND ")
+# Of an unknown number in flight, three that wait may be few. If less than half of those that wait are in flight, most are of a process that
+# was killed. A smaller difference may be a process of which no sample arrives.
+UNANSWERED = _statement(_LATE, _UNANSWERED_SHARE_MIN, "2 * coalesce(running, 0) >= standing AND ")

@@ -41,7 +41,7 @@ WITH
         SELECT
             tenant, service, vantage, trace_id, silence_us, place,
             count() OVER (PARTITION BY tenant, service, vantage) AS standing, greatest(coalesce(running, 0), standing) AS flown,
-            coalesce(running, 0) >= standing AND standing >= 3 AND standing >= 0.4 * flown AS is_enough
+            2 * coalesce(running, 0) >= standing AND standing >= 3 AND standing >= 0.4 * flown AS is_enough
         FROM silent
         LEFT JOIN flying USING (tenant, service, vantage)
     )

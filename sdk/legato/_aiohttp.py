@@ -73,7 +73,9 @@ def _patched(original: Callable[..., Any]) -> Callable[..., Any]:
             sent.failed(error)
             raise
         with guard("instrument_aiohttp"):
-            recorder = sent.answered(response.status, response.headers, is_decoded=True)
+            # A middleware of the application may have read it.
+            is_read = getattr(response, "_body", None) is not None
+            recorder = sent.answered(response.status, response.headers, is_decoded=True, is_read=is_read)
             if recorder is not None:
                 with attaching("instrument_aiohttp", recorder):
                     _attach(recorder, response)

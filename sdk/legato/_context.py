@@ -14,13 +14,16 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar, Token, copy_context
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from opentelemetry import trace
+from opentelemetry import propagate, trace
+
+from legato._errors import guard
 
 if TYPE_CHECKING:
     from legato._recorder import StreamRecorder
 
 __all__ = [
     "began",
+    "carried_by",
     "carry",
     "client_hash",
     "context",
@@ -134,6 +137,14 @@ def parent_context() -> Any:
     if request_context is None or trace.get_current_span().get_span_context().is_valid:
         return None
     return request_context()
+
+
+def carried_by(span: trace.Span) -> dict[str, str]:
+    """Return the headers that carry a span's trace context; none if the application's propagator fails."""
+    carrier: dict[str, str] = {}
+    with guard("propagator"):
+        propagate.inject(carrier, context=trace.set_span_in_context(span))
+    return {name: value for name, value in carrier.items() if isinstance(name, str) and isinstance(value, str)}
 
 
 @contextmanager

@@ -12,11 +12,9 @@ import functools
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
-from opentelemetry import propagate, trace
-
 from legato._body import OPENAI_PATHS
 from legato._clock import now_ns
-from legato._context import began, is_recorded, recorded
+from legato._context import began, carried_by, is_recorded, recorded
 from legato._errors import ConfigurationError, guard
 from legato._hosts import provider_at
 from legato._reads import AsyncReads, Reads, attaching, connection_of, mark
@@ -123,7 +121,7 @@ def _begin(client: Any, options: Any) -> StreamRecorder | None:
         given = options.headers if isinstance(options.headers, dict) else {}
         headers = dict(given)
         if not any(name.lower() == "traceparent" for name in headers):
-            propagate.inject(headers, context=trace.set_span_in_context(recorder.span))
+            headers |= carried_by(recorder.span)
         options.headers = headers
         return recorder
     return None

@@ -12,11 +12,11 @@ import json
 import re
 from collections.abc import Mapping
 
-from opentelemetry import propagate, trace
+from opentelemetry import trace
 
 from legato._body import OPENAI_PATHS, PLAIN_TEXT, Body, is_streamed, media_type
 from legato._clock import now_ns
-from legato._context import began, parent_context
+from legato._context import began, carried_by, parent_context
 from legato._errors import guard
 from legato._hosts import provider_at
 from legato._recorder import Origin, StreamRecorder
@@ -110,11 +110,7 @@ class SentRequest:
 
     def trace_headers(self) -> dict[str, str]:
         """Return the headers that carry the trace context; none if the request asks for no stream or has one already."""
-        carrier: dict[str, str] = {}
-        if self._span is not None and "traceparent" not in self._headers:
-            with guard("propagator"):
-                propagate.inject(carrier, context=trace.set_span_in_context(self._span))
-        return carrier
+        return carried_by(self._span) if self._span is not None and "traceparent" not in self._headers else {}
 
     def failed(self, error: BaseException) -> None:
         """The request raised before its response had headers."""

@@ -65,7 +65,9 @@ def _patched(original: Callable[..., Any]) -> Callable[..., Any]:
             sent.failed(error)
             raise
         with guard("instrument_requests"):
-            recorder = sent.answered(response.status_code, response.headers, is_decoded=True)
+            # A hook of the application may have read it.
+            is_read = getattr(response, "_content", False) is not False
+            recorder = sent.answered(response.status_code, response.headers, is_decoded=True, is_read=is_read)
             if recorder is not None:
                 with attaching("instrument_requests", recorder):
                     _attach(Reads(recorder, response, holds=True), response)

@@ -193,7 +193,8 @@ def test_running_streams_that_stand_still_fire(
         (5, 5, 90, 0, 50, False),  # the model thinks for so long
         (5, 5, 90, 0, 40, True),
         (5, 0, 90, 0, 2, False),  # the number in flight is not known
-        (5, 4, 90, 0, 2, False),  # some of them ran in a process that was killed
+        (5, 3, 90, 0, 2, True),  # of a process there is no sample
+        (5, 2, 90, 0, 2, False),  # most of them ran in a process that was killed
     ],
 )
 def test_running_streams_without_content_fire(
@@ -210,7 +211,7 @@ def test_running_streams_without_content_fire(
     assert firing(store) == (["shop"] if fires else [])
     if fires:
         (row,) = rows(store, UNANSWERED)
-        assert (row["stalled"], row["in_flight"]) == (count, running) and row["longest_s"] >= silence_s
+        assert (row["stalled"], row["in_flight"]) == (count, max(running, count)) and row["longest_s"] >= silence_s
 
 
 def test_only_the_usual_time_of_the_same_streams_counts(store: Store) -> None:

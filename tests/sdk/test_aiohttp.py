@@ -172,6 +172,19 @@ def test_a_blocked_loop_and_a_slow_application_are_holds(url: str, spans: Spans,
     assert sum(columns(spans()[0])["holds"]) * 0.064 > 500
 
 
+async def reading(request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
+    """A middleware of the application that reads each response."""
+    response = await handler(request)
+    await response.read()
+    return response
+
+
+def test_what_a_middleware_has_read_has_no_row(url: str, spans: Spans) -> None:
+    """Nothing is known of its chunks."""
+    ask(url, "anthropic", lambda response: response.read(), middlewares=(reading,))
+    assert spans() == []
+
+
 def test_the_trace_and_what_is_no_stream(url: str, spans: Spans) -> None:
     """Requests carry the context; a request for notifications has no row; without the instrumentation there is none."""
     ask(url, "anthropic", by_part, headers=[("X-Mine", "1")])

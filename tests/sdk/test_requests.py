@@ -79,6 +79,7 @@ def test_leaving_and_no_stream(url: str, spans: Spans) -> None:
     with ask(url, "anthropic?pause=1") as response:
         next(response.iter_content(None))
     requests.post(f"{url}/anthropic", timeout=60)
+    assert ask(url, "anthropic", hooks={"response": lambda response, **_: response.content and None}).content, "read by a hook"
     legato.uninstrument_requests()
     list(ask(url, "anthropic").iter_content(None))
     legato.instrument_requests()

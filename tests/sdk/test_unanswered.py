@@ -172,13 +172,16 @@ def test_an_answer_that_cannot_be_understood_has_no_row(
     assert named(exporter) == []
 
 
-def test_a_propagator_that_fails_takes_only_the_trace_context(spans: Spans, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("value", [None, 7], ids=["it raises", "a number"])
+def test_a_propagator_that_fails_takes_only_the_trace_context(spans: Spans, monkeypatch: pytest.MonkeyPatch, value: object) -> None:
     """The stream is recorded, and the application's request goes on."""
 
-    def fail(*_: object, **__: object) -> None:
-        raise ValueError
+    def fail(carrier: dict[str, object], **_: object) -> None:
+        if value is None:
+            raise ValueError
+        carrier["traceparent"] = value
 
-    monkeypatch.setattr("legato._request.propagate.inject", fail)
+    monkeypatch.setattr("legato._context.propagate.inject", fail)
     monkeypatch.setattr("legato._errors.is_test", lambda: False)
     sent = SentRequest("POST", "models.example", 443, "/v1/messages", {}, b'{"stream":true}', now_ns())
     assert sent.trace_headers() == {}
