@@ -98,8 +98,9 @@ def _panels() -> list[Any]:
         rows(
             "Stalled now",
             "Running streams without content for 2 s or more, the longest first. Applications report them after 2 s, 8 s, 30 s, and then "
-            "at three times the length. A stream leaves the list when content arrives, when it ends, or when its next report is overdue. "
-            "The cause is a first one, from the engine's steps so far; the verdict at the end of the stream replaces it.",
+            "at three times the length, but every five minutes at least. A stream leaves the list when content arrives, when it ends, or "
+            "when its next report is overdue. The cause is a first one, from the engine's steps so far; the verdict at the end of the "
+            "stream replaces it.",
             STALLED,
             {"silent for": "s"},
             links={"engine": "/d/legato-nodes/nodes?var-engine=${__value.raw}&${__url_time_range}"},

@@ -66,7 +66,7 @@ def _patched(original: Callable[..., Any]) -> Callable[..., Any]:
             raise
         with guard("instrument_requests"):
             # A hook of the application may have read it.
-            is_read = getattr(response, "_content", False) is not False
+            is_read = getattr(response, "_content", False) is not False or getattr(response, "_content_consumed", False)
             recorder = sent.answered(response.status_code, response.headers, is_decoded=True, is_read=is_read)
             if recorder is not None:
                 with attaching("instrument_requests", recorder):

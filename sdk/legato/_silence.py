@@ -14,8 +14,8 @@ from legato._timeline import Kind
 __all__ = ["REPORT_AT_NS", "Silence", "end_report", "may_report"]
 
 REPORT_AT_NS = (2_000_000_000, 8_000_000_000, 30_000_000_000)
-"""Lengths of a silence at which it is reported; after the last, once a minute."""
-_EVERY_NS = 60_000_000_000
+"""Lengths of a silence at which it is reported; after the last, at three times the length, but every five minutes at least."""
+_FACTOR, _EVERY_NS_MAX = 3, 300_000_000_000
 # The end of a silence that was reported this often is reported, too. A shorter one is over when its next report is overdue.
 _REPORTS_MIN = 2
 
@@ -77,5 +77,7 @@ def _next_due_ns(silence_ns: int) -> int:
     for due in REPORT_AT_NS:
         if silence_ns < due:
             return due
-    last = REPORT_AT_NS[-1]
-    return last + ((silence_ns - last) // _EVERY_NS + 1) * _EVERY_NS
+    due = REPORT_AT_NS[-1]
+    while due <= silence_ns:
+        due += min((_FACTOR - 1) * due, _EVERY_NS_MAX)
+    return due

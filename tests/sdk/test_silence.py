@@ -81,18 +81,18 @@ def test_a_flowing_stream_sends_no_report(spans: Spans) -> None:
 
 
 def test_a_silent_stream_is_reported_at_2_8_30_and_90_s(spans: Spans) -> None:
-    """Then every minute, and when it goes on. Each report says when the next one is due."""
+    """Then at three times the length, every five minutes at most, and when it goes on. Each report says when the next one is due."""
     timed = Timed()
     timed.until(1, every=0.5)
-    timed.until(161)
-    timed.until(162, every=0.5)
-    found = reports(spans, timed)
-    assert found == [(3, 2, False), (9, 8, False), (31, 30, False), (91, 90, False), (151, 150, False), (161.5, 160.5, True)]
+    timed.until(901)
+    timed.until(902, every=0.5)
+    at = (2, 8, 30, 90, 270, 570, 870)
+    assert reports(spans, timed) == [*((1 + length, length, False) for length in at), (901.5, 900.5, True)]
     due = [(span.attributes or {}).get("legato.stream.next_due") for span in spans() if span.name == "legato.stream.silence"]
-    assert due == [9, 31, 91, 151, 211, None]
-    assert timed.worker.stats()["silences"] == 6
-    timed.until(165)
-    assert reports(spans, timed)[6:] == [(164, 2, False)], "the next silence begins anew"
+    assert due == [*(1 + length for length in (*at[1:], 1170)), None]
+    assert timed.worker.stats()["silences"] == 8
+    timed.until(905)
+    assert reports(spans, timed)[8:] == [(904, 2, False)], "the next silence begins anew"
 
 
 def test_a_short_silence_has_no_second_report(spans: Spans) -> None:
