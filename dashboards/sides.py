@@ -30,10 +30,10 @@ NAMES = f"SELECT arrayJoin({_LISTED}) AS name"
 _BY_NAME = f"if(has({_LISTED}, {chosen_last('by')}), {chosen_last('by')}, 'release')"
 _LENGTH = "($__toTime - $__fromTime)"
 _LOW = f"if(by_name = 'time', $__fromTime - {_LENGTH}, $__fromTime)"
-_HOURS = tuple(f"toStartOfHour({bound} + INTERVAL 3599 SECOND)" for bound in (_LOW, "$__fromTime"))
+_HOURS = tuple(f"toStartOfHour({bound} + INTERVAL 3599 SECOND, 'UTC')" for bound in (_LOW, "$__fromTime"))
 # Complete hours of either range. Only ranges over 6 hours use them, so that a short one has many parts in time, too.
-_WHOLE = f"""{_LENGTH} > 21600 AND (minute >= {_HOURS[0]} AND minute < toStartOfHour($__fromTime)
-        OR minute >= {_HOURS[1]} AND minute < toStartOfHour($__toTime))"""
+_WHOLE = f"""{_LENGTH} > 21600 AND (minute >= {_HOURS[0]} AND minute < toStartOfHour($__fromTime, 'UTC')
+        OR minute >= {_HOURS[1]} AND minute < toStartOfHour($__toTime, 'UTC'))"""
 _BEFORE, _NOW = "the range before", "this range"
 
 

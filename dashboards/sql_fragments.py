@@ -117,7 +117,7 @@ def rolled(stem: str, alive: str, *, series: bool = False, before: bool = False,
     only = only or filters()
     low, high = ("$__fromTime - ($__toTime - $__fromTime)", "$__fromTime") if before else ("$__fromTime", "$__toTime")
     within = f"minute >= {low} AND minute < {high}" if before else "$__timeFilter(minute)"
-    whole = f"minute >= toStartOfHour({low} + INTERVAL 3599 SECOND) AND minute < toStartOfHour({high})"
+    whole = f"minute >= toStartOfHour({low} + INTERVAL 3599 SECOND, 'UTC') AND minute < toStartOfHour({high}, 'UTC')"
     hours = f"$__interval_s % 3600 = 0 AND {whole}" if series else whole
     return f"""FROM
 (

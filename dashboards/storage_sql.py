@@ -16,7 +16,7 @@ TIMELINE = ("dt_us", "chunk_bytes", "chunk_tokens", "chunk_kind", "chunk_hold_64
 
 # Chunks of the streams that are stored now, each once. Rollups are kept for longer than streams.
 STORED_CHUNKS = f"""(
-    SELECT sum(chunks) FROM stream_hours FINAL WHERE minute >= (SELECT toStartOfHour(min(min_time)) {_PARTS} AND {_REVS})
+    SELECT sum(chunks) FROM stream_hours FINAL WHERE minute >= (SELECT toStartOfHour(min(min_time), 'UTC') {_PARTS} AND {_REVS})
 )"""
 # Bytes per chunk of the entire store: parts mix the rows of all services, so every chunk is charged the mean.
 AT_REST = f"(SELECT nullIf(sum(bytes_on_disk), 0) / nullIf({STORED_CHUNKS}, 0) {_PARTS})"

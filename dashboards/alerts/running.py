@@ -35,7 +35,7 @@ _LATE = f"""usual AS
         SELECT tenant, service_name::String AS service, vantage::String AS vantage, of_model AS model, sumMap(ttft_buckets) AS firsts
         FROM stream_hours FINAL
         ARRAY JOIN arrayDistinct([model::String, '']) AS of_model
-        WHERE minute >= toStartOfHour(now() - INTERVAL {_USUAL_DAYS} DAY) AND (tenant, service_name) IN
+        WHERE minute >= toStartOfHour(now() - INTERVAL {_USUAL_DAYS} DAY, 'UTC') AND (tenant, service_name) IN
         (
             -- These and more, without the work of `stalled_streams`.
             SELECT tenant, service_name

@@ -309,7 +309,9 @@ class StoreProcess:
     def _started(self) -> _Running:
         """Start the process and open the store. Raises what opening raises, or ``StoreUnavailable`` if the process ends."""
         control, other = socket.socketpair()
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+        # The engine takes the zone of the host for the times that a statement gives without one, and readers take them as UTC.
+        zone_and_path = {"TZ": "UTC", "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+        environment = {**os.environ, **zone_and_path}
         command = [sys.executable, *_COMMAND, str(other.fileno())]
         descriptors = (other.fileno(), *self._inherited)
         try:
