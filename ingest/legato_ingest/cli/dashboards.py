@@ -66,7 +66,10 @@ def push(
             done.append(each)
             status.update(f"{sum(one.what == 'dashboard' for one in done)} of {len(boards)} dashboards …")
             if not as_json:
+                # The line of the status is cleared before, or it would stand in front of this one.
+                status.stop()
                 screen.print(f"{each.did:9}  {each.what} {each.name}  {each.error or each.url}".rstrip(), soft_wrap=True)
+                status.start()
     _end(sum(each.did == "failed" for each in done), {"did": [asdict(each) for each in done]}, as_json)
 
 

@@ -157,7 +157,9 @@ def stream(
     with querying():
         reader = reader_of(url)
         stall_us = round(reader.slo().stall_ms * 1_000)
-        rows = _recordings(reader, id.strip())
+        rows, notes = _recordings(reader, id.strip())
+    for note in notes:
+        print_line(note, error=True)
     show(view.as_json(rows, stall_us) if as_json else view.render_stream(rows, console().width, stall_us))
 
 
@@ -173,8 +175,8 @@ def live(
 ) -> None:
     """Show what runs now: streams in flight, streams that are stalled with their growing gap, and the state of their engines.
 
-    A running stream is stalled if it has had no content for 2 s. The SDK reports that after 2 s, 8 s, 30 s and then at three times the
-    length, and the streams in flight every 5 s. Ctrl-C ends the command.
+    A running stream is stalled if it has had no content for 2 s. The SDK reports that after 2 s, 8 s and 30 s, then at three times the
+    length, but at least every five minutes. It reports the streams in flight every 5 s. Ctrl-C ends the command.
 
     Examples: legato live; legato live --service chat --once; legato live --json | jq '.stalled | length'
     """
@@ -182,14 +184,14 @@ def live(
     from legato_ingest.reports import live as data
 
     query = data.LiveQuery(service, model, limit)
-    with querying():
-        reader = reader_of(url)
-        if as_json or once or not console().is_terminal:
-            result = data.fetch(reader.rows, query)
-            show(data.as_json(result) if as_json else view.render(result, query))
-            return
+    if console().is_terminal and not (as_json or once):
+        # Without `querying`: its line would be drawn over the last line of the view.
         with contextlib.suppress(KeyboardInterrupt):
-            view.follow(reader, query, console())
+            view.follow(reader_of(url), query, console())
+        return
+    with querying():
+        result = data.fetch(reader_of(url).rows, query)
+    show(data.as_json(result) if as_json else view.render(result, query))
 
 
 def blame(
@@ -295,8 +297,11 @@ def reader_of(url: str) -> Reader:
     return Reader(url, os.environ.get("LEGATO_READ_USER", DEFAULT_USER), os.environ.get("LEGATO_READ_PASSWORD", ""))
 
 
-def _recordings(reader: Reader, given: str) -> list[dict[str, Any]]:
-    """The recordings of the stream with this id, each with its verdicts and the engine's record of its request. Raises ``LegatoError``."""
+def _recordings(reader: Reader, given: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """The recordings of the stream with this id, each with its verdicts and the engine's record of its request, and notes for the user.
+
+    Raises ``LegatoError``.
+    """
     from legato_ingest.reports.find_stream import RECORDINGS_MAX, NoSuchStream, find_stream, requests_of
     from legato_ingest.reports.verdicts import verdicts_on
 
@@ -304,20 +309,22 @@ def _recordings(reader: Reader, given: str) -> list[dict[str, Any]]:
         found = find_stream(reader.rows, given)
     except NoSuchStream as error:
         raise LegatoError(f"{error}; `legato streams` lists the newest") from None
+    if not found.rows:
+        raise LegatoError(f"the recordings of {given} expired while they were read")
+    notes = []
     if found.earlier_traces:
-        print_line(
+        notes.append(
             f"{len(found.earlier_traces)} earlier recordings have the id {given}; this is the newest stream. The others are in the traces "
-            f"{', '.join(sorted(set(found.earlier_traces))[:5])}",
-            error=True,
+            f"{', '.join(sorted(set(found.earlier_traces))[:5])}"
         )
     if found.is_cut:
-        print_line(f"the first {RECORDINGS_MAX} recordings of this trace, ordered by start; there may be more", error=True)
+        notes.append(f"the first {RECORDINGS_MAX} recordings of this trace, ordered by start; there may be more")
     requests = requests_of(reader.rows, found.rows)
     verdicts = [verdict for verdict in verdicts_on(reader.rows, found.rows) if verdict["cause"] != HEALTHY]
     for row in found.rows:
         row["request"] = requests.get(row["response_id"])
         row["verdicts"] = [verdict for verdict in verdicts if (verdict["trace"], verdict["span"]) == (row["trace"], row["span"])]
-    return found.rows
+    return found.rows, notes
 
 
 @contextlib.contextmanager

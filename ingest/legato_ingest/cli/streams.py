@@ -18,7 +18,18 @@ from legato_ingest.definitions import ERRORS
 from legato_ingest.reports.format import DASH, bytes_of, clean, count, duration, ratio, sparkline
 from legato_ingest.reports.rows import Row
 from legato_ingest.reports.stream_axis import ordered, shared_clock
-from legato_ingest.reports.stream_gaps import STALL_US, Read, Stall, content_reads, stalls_of
+from legato_ingest.reports.stream_gaps import (
+    EXPIRED,
+    STALL_US,
+    STORED,
+    UNKNOWN,
+    Read,
+    Stall,
+    content_reads,
+    has_known_stalls,
+    stalls_of,
+    timeline_of,
+)
 
 __all__ = ["as_json", "render_list", "render_stream"]
 
@@ -48,6 +59,8 @@ _STALLS = (
     Column("followed by", drop=2),
     Column("why", folds=32),
 )
+_JUDGED = (_STALLS[0], _STALLS[1], _STALLS[-1])
+_NO_TIMELINE = {EXPIRED: "timeline no longer stored", UNKNOWN: "timeline unknown"}
 
 
 def render_list(rows: Sequence[Row], more: bool = False) -> RenderableType:
@@ -75,13 +88,13 @@ def render_list(rows: Sequence[Row], more: bool = False) -> RenderableType:
 
 
 def as_json(rows: Sequence[Row], stall_us: int = STALL_US) -> list[dict[str, Any]]:
-    """Return the vantages as data, each with its gaps of at least ``stall_us``; timelines as stored."""
+    """Return the vantages as data, each with its gaps of at least ``stall_us`` (None: not known); timelines as stored."""
     starts = shared_clock(rows)
     out = []
     for index, row in enumerate(rows):
         stalls = [stall.as_dict() for stall in stalls_of(row, content_reads(row), stall_us)]
         offset = None if starts is None else (starts[index] - min(starts)) // 1_000
-        out.append({**row, "offset_us": offset, "stalls": stalls if row["content_chunks"] is not None else None})
+        out.append({**row, "offset_us": offset, "stalls": stalls if has_known_stalls(row, stall_us) else None})
     return out
 
 
@@ -179,6 +192,8 @@ def _held(row: Row) -> str:
 def _unknown(row: Row) -> str:
     if row["content_chunks"] is None:
         return "the timeline: its span had only a summary, so no gap is known"
+    if timeline_of(row) == EXPIRED:
+        return "the timeline: it is no longer stored (LEGATO_RETENTION_TIMELINES_DAYS)"
     missing = [
         ("reads and the first byte (recorded above the network)", row["transport"] == "iterator"),
         ("the first byte", row["ttfb_us"] is None and row["transport"] != "iterator"),
@@ -202,7 +217,9 @@ def _axis(rows: Sequence[Row], reads: Sequence[Sequence[Read]], stalls: Sequence
         same = "all vantages have one clock: one time axis"
         yield Prose(same if starts else "the clocks differ or are unknown: each vantage is drawn from its own start", style="dim")
     for row, read, found, offset, end in zip(rows, reads, stalls, offsets, ends, strict=True):
-        line = _line(read, found, offset, end, step, width) if row["content_chunks"] is not None else Text("timeline unknown", style="dim")
+        timeline = timeline_of(row)
+        drawn = timeline == STORED
+        line = _line(read, found, offset, end, step, width) if drawn else Text(_NO_TIMELINE[timeline], style="dim")
         yield Text(f"{row['vantage'][:10]:<10} ", style="bold").append_text(line)
     yield Text(" " * 11 + f"{'0':<{width - 10}}{duration(max(ends)):>10}", style="dim")
     yield Prose(f"one mark: {duration(step)}. Height: chunks in this time. · no chunk, ─ stall, ╌ open gap", style="dim")
@@ -231,7 +248,10 @@ def _stalls(row: Row, stalls: Sequence[Stall], stall_us: int) -> Iterator[Render
     """The table of stalls, or the sentence that there are none."""
     least = duration(stall_us)
     who = f"{row['vantage']} · {row['service']}"
-    if row["content_chunks"] is None:
+    if timeline_of(row) == UNKNOWN:
+        return
+    if not has_known_stalls(row, stall_us):
+        yield from _judged(row, who, stall_us)
         return
     if not stalls:
         yield Prose(f"{who}: no stall of {least} or more", style="dim")
@@ -249,6 +269,22 @@ def _stalls(row: Row, stalls: Sequence[Stall], stall_us: int) -> Iterator[Render
         yield from evidence_lines(max(judged, key=lambda verdict: int(verdict["gap_us"])))
     if len(stalls) > _STALLS_SHOWN:
         yield Prose(f"and {len(stalls) - _STALLS_SHOWN:,} more: --json lists all of them", style="dim")
+
+
+def _judged(row: Row, who: str, stall_us: int) -> Iterator[RenderableType]:
+    """What is known of the stalls of an expired timeline: their number, and the verdicts on them."""
+    number = f"{count(row['stalls_250ms'])} of 250 ms or more, the longest {duration(row['gap_max_us'])}"
+    yield Prose(f"{who}: the times of its stalls are no longer stored ({number})", style="dim")
+    judged = [verdict for verdict in row.get("verdicts", ()) if int(verdict["gap_us"]) >= stall_us]
+    if not judged:
+        return
+    table = FittedTable(_JUDGED, "Stalls with a verdict")
+    for verdict in judged[:_STALLS_SHOWN]:
+        table.add_row(duration(int(verdict["gap_start_us"])), duration(int(verdict["gap_us"])), why(verdict))
+    yield table
+    yield from evidence_lines(max(judged, key=lambda verdict: int(verdict["gap_us"])))
+    if len(judged) > _STALLS_SHOWN:
+        yield Prose(f"and {len(judged) - _STALLS_SHOWN:,} more: --json lists all of them", style="dim")
 
 
 def _after(row: Row, stall: Stall) -> str:

@@ -14,9 +14,10 @@ from typing import Any
 from legato_ingest.definitions import CONTENT_KINDS, HOLD_STEP_US, STALL_MS
 from legato_ingest.reports.rows import Row
 
-__all__ = ["STALL_US", "Read", "Stall", "content_reads", "stalls_of"]
+__all__ = ["EXPIRED", "STALL_US", "STORED", "UNKNOWN", "Read", "Stall", "content_reads", "has_known_stalls", "stalls_of", "timeline_of"]
 
 STALL_US = int(STALL_MS * 1000)
+STORED, EXPIRED, UNKNOWN = "stored", "expired", "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,19 @@ class Stall:
     def as_dict(self) -> dict[str, Any]:
         """Return the fields for JSON."""
         return asdict(self)
+
+
+def timeline_of(row: Row) -> str:
+    """Return whether the row has its timeline: ``STORED``, ``EXPIRED`` (deleted before its stream), or ``UNKNOWN`` (never recorded)."""
+    if row["content_chunks"] is None:
+        return UNKNOWN
+    return EXPIRED if row["chunks"] and not row["dt_us"] else STORED
+
+
+def has_known_stalls(row: Row, least_us: int = STALL_US) -> bool:
+    """Return whether all gaps of at least ``least_us`` are known: from the timeline, or because the longest gap is shorter."""
+    timeline = timeline_of(row)
+    return timeline == STORED or (timeline == EXPIRED and int(row["gap_max_us"] or 0) < least_us)
 
 
 def content_reads(row: Row) -> list[Read]:

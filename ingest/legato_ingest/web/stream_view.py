@@ -16,7 +16,7 @@ from legato_ingest.definitions import HOLD_STEP_US, STALL_MS
 from legato_ingest.reports.find_stream import NoSuchStream, find_stream
 from legato_ingest.reports.rows import Row, Run
 from legato_ingest.reports.stream_axis import PLACE, first_starts, ordered, shared_clock
-from legato_ingest.reports.stream_gaps import content_reads, stalls_of
+from legato_ingest.reports.stream_gaps import content_reads, has_known_stalls, stalls_of, timeline_of
 from legato_ingest.web.stream_lanes import engine_lanes
 from legato_ingest.web.stream_verdicts import Gap, but_for, engine_of, judged_stalls
 
@@ -65,7 +65,7 @@ def stream_view(run: Run, identity: str, *, stall_us: int = round(STALL_MS * 1_0
         "vantages": [_vantage(*each) for each in zip(shown, offsets, times, strict=True)],
         "vantages_left_out": len(rows) - len(shown),
         "is_cut": found.is_cut,
-        "gaps_known": any(shown[place]["content_chunks"] is not None for place in judged),
+        "gaps_known": any(has_known_stalls(shown[place], stall_us) for place in judged),
         "stalls": stalls,
         "but_for": but_for(run, shown),
         **engine_lanes(run, shown[0]["tenant"], engine, zero_ns, int(end_us)),
@@ -134,7 +134,7 @@ def _vantage(row: Row, offset: int, at: Ints) -> dict[str, Any]:
         **{name: row[name] for name in _FACTS},
         **{name: None if row[name] is None else int(row[name]) for name in _FIGURES},
         "ended": bool(row["ended"]),
-        "has_timeline": row["content_chunks"] is not None,
+        "timeline": timeline_of(row),
         "offset_us": offset,
         "duration_us": int(row["duration_ns"]) // 1_000,
         "dt_us": np.diff(at, prepend=0).tolist(),

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
+import signal
 import subprocess
 import sys
 import time
@@ -207,3 +211,22 @@ def test_help_has_examples(command: str) -> None:
     """Each help text has examples."""
     text = legato("", command, "--help").stdout
     assert "Examples" in text and f"legato {command}" in text
+
+
+def test_live_draws_alone_on_its_terminal(url: str) -> None:
+    """Nothing else writes on the lines of the view. Three views, and Ctrl-C ends the command."""
+    leader, follower = pty.openpty()
+    command = [sys.executable, "-m", "legato_ingest", "live", "--url", url]
+    with subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower, start_new_session=True) as process:
+        os.close(follower)
+        seen = b""
+        with contextlib.suppress(OSError):
+            while seen.count(b"no stream is stalled") < 3:
+                seen += os.read(leader, 65_536)
+        process.send_signal(signal.SIGINT)
+        while process.poll() is None:
+            with contextlib.suppress(OSError):
+                os.read(leader, 65_536)
+    os.close(leader)
+    assert seen.count(b"no stream is stalled") >= 3 and b"querying" not in seen, seen
+    assert process.returncode == 0

@@ -151,6 +151,25 @@ def test_unmeasured_facts_are_listed() -> None:
     assert as_json([row(**SUMMARY)])[0]["stalls"] is None
 
 
+EXPIRED: dict[str, Any] = {"dt_us": [], "chunk_bytes": [], "chunk_kind": []}
+
+
+def test_an_expired_timeline_leaves_the_verdicts() -> None:
+    """Timelines may be deleted before their streams: the statistics and the verdicts on the stalls are still shown."""
+    judged = {
+        "gap_start_us": 1_200_000, "gap_us": "600000", "parts": {"scheduling": 600_000_000}, "cause": "scheduling", "confidence": "strong",
+        "step_first": "7", "step_last": "7", "missing": [], "culprit_responses": [], "evidence": {}, "excluded": {}, "error_us": 900,
+    }  # fmt: skip
+    (expired,) = made = [row(**EXPIRED, verdicts=[judged])]
+    page = text(render_stream(made, 120), 120)
+    assert "no stall" not in page and "its stalls are no longer stored (1 of 250 ms or more, the longest 600 ms)" in page
+    assert "timeline no longer stored" in line_of(page, "client  ") and "LEGATO_RETENTION_TIMELINES_DAYS" in page
+    assert "scheduling 600 ms · strong · step 7" in page
+    assert as_json(made)[0]["stalls"] is None
+    calm = {**expired, "gap_max_us": 90_000, "stalls_250ms": 0, "verdicts": []}
+    assert "no stall of 250 ms or more" in text(render_stream([calm])) and as_json([calm])[0]["stalls"] == []
+
+
 def test_the_open_gap_is_drawn_and_listed() -> None:
     """A dashed line, followed by nothing."""
     made = row(dts_ms=(100, 20, 20), outcome="client_cancel", gap_open_us=900_000, duration_ns=1_040_000_000)

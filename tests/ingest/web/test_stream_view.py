@@ -171,9 +171,23 @@ def test_what_is_absent_has_a_reason(reader: Reader) -> None:
     (stall,) = cancelled["stalls"]
     assert (stall["open"], stall["cause"], stall["gap_us"], stall["parts_us"]) == (True, "", 900_000, {})
     (summary,) = view(reader, "summary")["vantages"]
-    assert not summary["has_timeline"] and summary["dt_us"] == [] and summary["bytes"] is None and summary["kind"] is None
+    assert summary["timeline"] == "unknown" and summary["dt_us"] == [] and summary["bytes"] is None and summary["kind"] is None
     (alone,) = view(reader, "alone")["vantages"]
     assert alone["kind"] == 1 and alone["bytes"] == 6 and max(alone["hold_us"]) == pytest.approx(290_000, abs=64)
+
+
+def test_an_expired_timeline_leaves_the_verdicts(reader: Reader) -> None:
+    """Timelines may be deleted before their streams: the page has the judged stalls, and does not say that there are no others."""
+    whole = view(reader, trace_id(0).hex())
+
+    def run(sql: str, parameters: Any) -> list[dict[str, Any]]:
+        columns = ("dt_us", "chunk_kind", "chunk_bytes", "chunk_tokens", "chunk_hold_64us")
+        return [{**row, **{name: [] for name in columns if name in row}} for row in reader.rows(sql, parameters)]
+
+    expired = stream_view(run, trace_id(0).hex())
+    assert {vantage["timeline"] for vantage in whole["vantages"]} == {"stored"} and whole["gaps_known"]
+    assert {vantage["timeline"] for vantage in expired["vantages"]} == {"expired"} and not expired["gaps_known"]
+    assert expired["stalls"] == [stall for stall in whole["stalls"] if stall["cause"]] != []
 
 
 def test_identities(reader: Reader) -> None:

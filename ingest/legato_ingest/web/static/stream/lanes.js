@@ -14,6 +14,12 @@ const GAP_PX = 9;
 const COMPACT_BELOW_PX = 700;
 const NAMES_PX = 148;
 
+const NO_CHUNKS = {
+  stored: 'No chunk was recorded.',
+  expired: 'Its timeline is no longer stored.',
+  unknown: 'Its span had only a summary: no chunk is known.',
+};
+
 const largest = (values) => values.reduce((most, value) => Math.max(most, value), 0);
 
 function vantageLanes(model) {
@@ -25,7 +31,7 @@ function vantageLanes(model) {
     note: many ? vantage.response_id || vantage.service : vantage.service,
     unit: vantage.bytes ? 'bytes per chunk' : 'chunks (sizes unknown)',
     height: model.vantages.length > 6 ? 34 : 54,
-    reason: vantage.has_timeline ? (vantage.at.length ? '' : 'No chunk was recorded.') : 'Its span had only a summary: no chunk is known.',
+    reason: vantage.at.length ? '' : NO_CHUNKS[vantage.timeline],
     draw: (context, box, viewport, theme) => drawChunks(context, vantage, box, viewport, theme),
   }));
 }

@@ -116,5 +116,7 @@ function culprits(stall) {
 }
 
 function noStall(model) {
-  return model.view.gaps_known ? 'No gap of this stream was a stall.' : 'No vantage recorded the times of its chunks, so no gap is known.';
+  if (model.view.gaps_known) return 'No gap of this stream was a stall.';
+  const isExpired = model.vantages.some((vantage) => vantage.timeline === 'expired');
+  return isExpired ? 'Its timeline is no longer stored, and its stalls have no verdict.' : 'No vantage recorded the times of its chunks, so no gap is known.';
 }
