@@ -164,10 +164,14 @@ def _answer(requests: IO[bytes], answers: IO[bytes]) -> None:
     """Judge what the parent sends, until it closes the pipe."""
     while True:
         try:
-            groups, thresholds, judged_at_ns = read(requests)
+            message = read(requests)
         except EOFError:
             return
-        write(answers, judged_rows(groups, thresholds, judged_at_ns))
+        judged = judged_rows(*message)
+        # Evidence and rows of a large message are not kept until the next one.
+        del message
+        write(answers, judged)
+        del judged
 
 
 if __name__ == "__main__":

@@ -65,6 +65,25 @@ def kept(store: ProcessStore) -> list[int]:
     return [int(n) for (n,) in store.select("SELECT n FROM numbers_kept ORDER BY n")]
 
 
+def test_times_without_a_zone_are_utc(tmp_path: pathlib.Path, ended: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever the host is: readers take such times as UTC."""
+    monkeypatch.setenv("TZ", "Asia/Kolkata")
+    store = opened(tmp_path / "store", ended)
+    try:
+        assert store.select("SELECT timezone(), toString(toDateTime(3600))") == [("UTC", "1970-01-01 01:00:00")]
+    finally:
+        store.close()
+
+
+def test_statements_leave_nothing_in_the_engines_caches(store: ProcessStore) -> None:
+    """Neither conditions nor compiled expressions: each statement has other times, so no entry would be found again."""
+    for number in range(9):
+        store.command(f"INSERT INTO numbers_kept SELECT n + {number} FROM numbers_kept WHERE n * 3 > 20 AND n < 1000 ORDER BY n, -n")
+        store.select(f"SELECT sum(n * 2 + {number}), max(n + 1) FROM numbers_kept WHERE n * 7 > {number} GROUP BY n % 3")
+    kept = "SELECT metric, value FROM system.metrics WHERE metric IN ('QueryConditionCacheEntries', 'CompiledExpressionCacheCount')"
+    assert {str(name): value for name, value in store.select(kept)} == {"CompiledExpressionCacheCount": 0, "QueryConditionCacheEntries": 0}
+
+
 def test_methods_are_those_of_an_embedded_store(store: ProcessStore) -> None:
     """Results, parameters, formats, native blocks, clones and errors pass between the processes; of a slice, its rows alone."""
     assert kept(store) == list(range(10))

@@ -23,8 +23,9 @@ CLOCKS_APART_NS = 7_200_000_000_000
 """The clocks of the client, the server and the engine may differ by this much, and they still find each other."""
 STREAM_NS_MAX = 600_000_000_000
 """A stream that ran at some time started at most this long before it."""
-# Of each tenant so many engines are kept, those that were used last. A sender can name any number of them.
-_ENGINES_MAX = 4_096
+# Of each tenant so many engines are kept, and of all tenants together, those that were used last: 12 MB. A sender can name any number of
+# them, and names of containers do not recur.
+_ENGINES_MAX, _ENGINES_OF_ALL_MAX = 4_096, 65_536
 _OFFSETS = """
 WITH
     finished AS
@@ -52,12 +53,14 @@ class LearnedOffsets:
     """The offset of each engine's clock, in ns, as far as it is known: its records minus the clock of its streams."""
 
     def __init__(self) -> None:
-        self._offset_ns: dict[str, OrderedDict[str, int]] = {}
+        # By tenant, each in the order of its last use.
+        self._offset_ns: OrderedDict[str, OrderedDict[str, int]] = OrderedDict()
+        self._engines = 0
         # The engines of which the streams were searched far from the records within the last minute, and when (monotonic).
         self._searched_s: dict[EngineKey, float] = {}
 
     def __len__(self) -> int:
-        return sum(map(len, self._offset_ns.values()))
+        return self._engines
 
     def learn(self, store: Store, new: str, low_ns: int, high_ns: int) -> None:
         """Compute the offsets of the engines with new records of finished requests between these times, from the ends of their streams.
@@ -87,10 +90,22 @@ class LearnedOffsets:
 
     def _keep(self, key: EngineKey, offset_ns: int) -> None:
         own = self._offset_ns.setdefault(key[0], OrderedDict())
+        self._offset_ns.move_to_end(key[0])
+        self._engines += key[1] not in own
         own[key[1]] = offset_ns
         own.move_to_end(key[1])
         if len(own) > _ENGINES_MAX:
-            own.popitem(last=False)
+            self._forget_one(key[0])
+        if self._engines > _ENGINES_OF_ALL_MAX:
+            self._forget_one(next(iter(self._offset_ns)))
+
+    def _forget_one(self, tenant: str) -> None:
+        """Forget the engine of a tenant that was not used for the longest time."""
+        own = self._offset_ns[tenant]
+        own.popitem(last=False)
+        self._engines -= 1
+        if not own:
+            del self._offset_ns[tenant]
 
     def stretch(self, key: EngineKey, low_ns: int, high_ns: int) -> tuple[int, int]:
         """Return the stretch of time, by the clock of the streams, that steps from ``low_ns`` to ``high_ns`` are about.
@@ -101,6 +116,7 @@ class LearnedOffsets:
         offset = own.get(key[1], 0)
         if key[1] in own:
             own.move_to_end(key[1])
+            self._offset_ns.move_to_end(key[0])
         if abs(offset) > _FLUSH_NS_MAX:
             return low_ns - offset - _FLUSH_NS_MAX, high_ns - offset + _FLUSH_NS_MAX
         return low_ns - max(offset, 0), high_ns - min(offset, 0)

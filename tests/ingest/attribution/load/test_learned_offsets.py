@@ -1,4 +1,4 @@
-"""The offsets of engines' clocks in memory: bounded for each tenant."""
+"""The offsets of engines' clocks in memory: bounded for each tenant, and in all."""
 
 from __future__ import annotations
 
@@ -39,3 +39,15 @@ def test_a_tenant_has_a_bounded_number_of_engines() -> None:
     assert len(clocks) == most + 1
     assert clocks.stretch(("other", "0"), 0, 0)[1] < 0
     assert clocks.stretch(("many", "1"), 0, 0) == (0, 0)
+
+
+def test_all_tenants_together_have_a_bounded_number_of_engines() -> None:
+    """Each day's containers have new names: those of the tenant that used its engines least recently are forgotten first."""
+    most, clocks = learned_offsets._ENGINES_OF_ALL_MAX, LearnedOffsets()
+    tenants = most // 100 + 50
+    for tenant in range(tenants):
+        learn(clocks, f"t-{tenant}", range(100))
+        assert clocks.stretch(("t-0", "99"), 0, 0)[1] < 0, "it is used, so it stays"
+    assert len(clocks) == most == sum(map(len, clocks._offset_ns.values()))
+    assert clocks.stretch(("t-1", "99"), 0, 0) == (0, 0) and "t-1" not in clocks._offset_ns
+    assert clocks.stretch((f"t-{tenants - 1}", "0"), 0, 0)[1] < 0
