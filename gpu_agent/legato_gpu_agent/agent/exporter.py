@@ -1,5 +1,7 @@
 """Exports flushes to the receiver as OTLP over HTTP, in order, with retries until they are acknowledged.
 
+Flushes of steps do not wait for a flush of measurements that the receiver refuses for now: a limit on series lasts up to an hour.
+
 A flush is encoded once and every attempt sends the same bytes, so a receiver that stored it without the acknowledgement arriving here
 recognises the repetition. OpenTelemetry's own exporter drops a batch after 10 s and keeps none. The queue is bounded in bytes; beyond the
 bound the oldest flush is dropped and counted. One thread sends over one connection, with the standard library's HTTP client. The module
@@ -121,6 +123,8 @@ class Exporter:
             status, retry_after_s = self._attempt(body)
             if status and status not in _RETRIED:
                 return True
+            if status and body.path == METRICS:
+                self._send_steps()
             # At least the exporter's own wait: a Retry-After of 0 or a past date would cause a busy loop. A receiver that names a longer
             # time does not increase the exporter's wait.
             own_s, requested_s = wait_s * random.uniform(0.5, 1.0), retry_after_s or 0.0
@@ -129,6 +133,27 @@ class Exporter:
             if not self._pause(max(own_s, requested_s)):
                 self._drop(body, "stopped")
                 return False
+
+    def _send_steps(self) -> None:
+        """Send the flushes of steps that wait, in order, until one is not acknowledged: a limit on measurements must not delay them."""
+        while (body := self._pop_steps()) is not None:
+            status, _ = self._attempt(body)
+            with self._changed:
+                if not status or status in _RETRIED:
+                    self._queue.appendleft(body)
+                    return
+                self._bytes -= len(body.content)
+                self._metrics.queue_bytes.set(self._bytes)
+
+    def _pop_steps(self) -> Body | None:
+        """Return the oldest flush of steps, which is no longer in the queue; ``None`` without one."""
+        with self._changed:
+            place = next((place for place, each in enumerate(self._queue) if each.path == TRACES), None)
+            if place is None or time.monotonic() >= self._deadline:
+                return None
+            body = self._queue[place]
+            del self._queue[place]
+            return body
 
     def _pause(self, seconds: float) -> bool:
         """Wait before the next attempt; while closing at most 0.2 s. Return false when the deadline has passed."""

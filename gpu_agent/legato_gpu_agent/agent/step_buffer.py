@@ -67,6 +67,8 @@ class StepBuffer:
 
     def __init__(self) -> None:
         self._states: dict[Engine, _EngineState] = {}
+        # What the plugins of forgotten engines had lost: they report the total since their start.
+        self._dropped: dict[Engine, int] = {}
         # By id alone: the scheduler is another process with a different epoch.
         self._events: dict[str, _Events] = {}
         self.overflowed = {"finished": 0, "scheduler": 0}
@@ -135,7 +137,12 @@ class StepBuffer:
     def _forget(self, idle: Collection[Engine], before_ns: float) -> None:
         for engine in idle:
             if self._states[engine].received_ns < before_ns:
-                self.forgotten["finished"] += len(self._states.pop(engine).finished)
+                state = self._states.pop(engine)
+                self.forgotten["finished"] += len(state.finished)
+                if state.dropped:
+                    self._dropped[engine] = state.dropped
+                if len(self._dropped) > ENGINES_MAX:
+                    del self._dropped[next(iter(self._dropped))]
         for name, waiting in list(self._events.items()):
             if waiting.since_ns < before_ns:
                 self.forgotten["scheduler"] += len(self._pop_events(name))
@@ -156,7 +163,7 @@ class StepBuffer:
         if state is None:
             if len(self._states) >= ENGINES_MAX:
                 raise BadDatagram("engines")
-            state = self._states[engine] = _EngineState(now_ns)
+            state = self._states[engine] = _EngineState(now_ns, dropped=self._dropped.pop(engine, 0))
         state.received_ns = now_ns
         return state
 

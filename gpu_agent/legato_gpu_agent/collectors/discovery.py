@@ -48,6 +48,7 @@ class EngineDiscovery:
         excluded: Sequence[str] = (),
     ) -> None:
         self._unresolved, self._unresolved_excluded = list(configured), list(excluded)
+        self._iterated = {url.rstrip("/") for url in excluded}
         self._proc, self._engine_registry, self._add = proc, engine_registry, add
         self._scrape_every_s, self._boot_id, self._clock = scrape_every_s, boot_id, clock
         self._known: set[str] = set()
@@ -72,7 +73,9 @@ class EngineDiscovery:
 
     def _add_engine(self, engine_id: str, url: str) -> bool | None:
         """Add a collector for this endpoint once; return whether it is on this host (``None``: its name is not resolved)."""
-        is_local, metrics = self._claim(url), EngineMetrics(url, engine_id, every_s=self._scrape_every_s, boot_id=self._boot_id)
+        # Where the iterations are polled, no other path than that of the metrics is read: it would take iterations.
+        kind = "tensorrt_llm" if url.rstrip("/") in self._iterated else ""
+        is_local, metrics = self._claim(url), EngineMetrics(url, engine_id, kind, self._scrape_every_s, self._boot_id)
         self._engine_registry.register(metrics.engine_id, f"http://{LOOPBACK}:{host_and_port(url)[1]}" if is_local else url)
         if metrics.engine_id not in self._known:
             self._known.add(metrics.engine_id)

@@ -17,7 +17,8 @@ from legato_gpu_agent.plugin.identity import engine_id_from_url
 
 __all__ = ["METRICS_PATHS", "EngineMetrics"]
 
-METRICS_PATHS = ("/metrics", "/prometheus/metrics")
+# TensorRT-LLM has its exposition text at the first one, and a GET of the other takes iterations from the one who polls them.
+METRICS_PATHS = ("/prometheus/metrics", "/metrics")
 
 
 class EngineMetrics:
@@ -74,7 +75,6 @@ class EngineMetrics:
             try:
                 text = self._fetcher.get(path)
             except (FetchError, TimeoutError) as error:
-                # TensorRT-LLM's JSON at /metrics blocks for seconds while the engine is idle: its exposition text is at the second path.
                 errors.append(str(error))
                 continue
             engine = detect_engine(text)

@@ -66,9 +66,9 @@ def _increase(before: _Threads, now: _Threads, passed_ns: int) -> tuple[int, int
     """Return how much longer the threads ran and waited than before, in ns.
 
     A new thread, or one that reused the number of an ended one, counts in full, but at most with the time that has passed: a thread that
-    could not be read in the last round may be old.
+    could not be read in the last round may be old. ``passed_ns`` is negative if the clock was set back; such a thread then counts from now.
     """
-    ran_ns = waited_ns = 0
+    ran_ns, waited_ns, passed_ns = 0, 0, max(passed_ns, 0)
     for thread, (ran, waited) in now.items():
         known = before.get(thread)
         if known is None or ran < known[0] or waited < known[1]:

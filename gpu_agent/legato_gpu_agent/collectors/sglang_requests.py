@@ -125,6 +125,8 @@ class RequestFiles:
             with os.scandir(self._folder) as entries:
                 names = sorted(heapq.nlargest(_FILES_MAX, (entry.name for entry in entries if _NAME.fullmatch(entry.name))))
         except (FileNotFoundError, NotADirectoryError):
+            # All files of a folder that does not exist yet will be new.
+            self._newest = self._newest or ""
             raise NotAvailable(
                 f"{self._folder} is not a folder: does SGLang run with --export-metrics-to-file-dir {self._folder}?"
             ) from None

@@ -28,6 +28,8 @@ __all__ = ["StepRecorder"]
 _log = logging.getLogger("legato")
 _UNKNOWN = -1
 _VALUE_MAX = 2**32 - 2
+# The durations of a request have 64 bits.
+_DURATION_US_MAX = 2**63 - 1
 _FINISHED_MAX = 4096
 _WARNINGS_MAX = 100
 _RETRY_S = 0.1
@@ -173,7 +175,7 @@ class StepRecorder:
             "" if name is None else str(name),
             "" if reason is None else str(reason),
             *(max(_integer(value), 0) for value in (preemptions, prompt, output)),
-            *(max(_integer(_scaled(value, 1e6)), 0) for value in (queued, prefill, decode)),
+            *(max(_integer(_scaled(value, 1e6), _DURATION_US_MAX), 0) for value in (queued, prefill, decode)),
         )
 
     def _each(self, stats: Any, names: tuple[str, ...]) -> list[Any]:
@@ -214,8 +216,8 @@ def _sum(one: Any, other: Any) -> Any:
     return max(_integer(one), 0) + max(_integer(other), 0) if max(_integer(one), _integer(other)) >= 0 else None
 
 
-def _integer(value: Any) -> int:
+def _integer(value: Any, most: int = _VALUE_MAX) -> int:
     """Return a whole number within the range of a record; -1 (unknown) for a value that is not a number."""
     if isinstance(value, int | float) and math.isfinite(value):
-        return min(max(int(value), _UNKNOWN), _VALUE_MAX)
+        return min(max(int(value), _UNKNOWN), most)
     return _UNKNOWN

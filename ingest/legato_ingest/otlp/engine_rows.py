@@ -6,6 +6,7 @@ Python reads the few header bytes of each flush; numpy decodes the steps of all 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from legato_ingest.columns import ENGINE_REQUESTS, ENGINE_STEPS, Column, Source
-from legato_ingest.otlp.batch import Builders, build_table, record_column
+from legato_ingest.otlp.batch import DAY_NS, Builders, build_table, record_column
 from legato_ingest.otlp.emitters.engine import COLUMNS, STEP_COLUMNS
 from legato_ingest.otlp.model import EngineFlush
 from legato_ingest.otlp.spans import Flush
@@ -59,11 +60,35 @@ def _steps(records: Sequence[EngineFlush], tenant: str, rows: Segments, columns:
 def _requests(records: Sequence[EngineFlush], tenant: str) -> pa.Table:
     counts = np.array([len(record.finished["response_id"]) for record in records], np.int64)
     owners = Segments.of_lengths(counts).owners()
+    recorded_ns = _recorded_ns(records, counts, owners)
+
+    def of_record(column: Column) -> pa.Array:
+        return pa.array(recorded_ns, column.type) if column.name == "recorded_at" else record_column(column, records).take(pa.array(owners))
+
     sources: Builders = {
-        Source.RECORD: lambda column: record_column(column, records).take(pa.array(owners)),
+        Source.RECORD: of_record,
         Source.FINISHED: lambda column: pa.array([value for record in records for value in record.finished[column.key]], column.type),
     }
     return build_table(ENGINE_REQUESTS, len(owners), tenant, sources)
+
+
+def _recorded_ns(records: Sequence[EngineFlush], counts: NDArray[np.int64], owners: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the time of each finished request: the end of its flush, and one ns apart for each earlier request with the same id in it.
+
+    The rows have one key otherwise. Requests with n > 1 have one id for each of their sequences, and some versions of vLLM give no id. The
+    times depend on the flush alone, so that a retry has the same keys, and they stay within the day of its end.
+    """
+    apart = np.zeros(len(owners), np.int64)
+    starts = np.cumsum(counts) - counts
+    for record, start in zip(records, starts.tolist(), strict=True):
+        names = record.finished["response_id"]
+        if len(set(names)) < len(names):
+            seen = Counter[str]()
+            for place, name in enumerate(names, start):
+                apart[place] = seen[name]
+                seen[name] += 1
+    ends_ns = _field(records, "end_ns")[owners]
+    return ends_ns + np.where(ends_ns % DAY_NS >= apart, -apart, apart)
 
 
 def _field(records: Sequence[EngineFlush], name: str) -> NDArray[np.int64]:

@@ -24,6 +24,7 @@ class Receiver:
 
     def __init__(self, *answers: Answer) -> None:
         self.answers, self.bodies, self.times = list(answers), list[bytes](), list[float]()
+        self.metrics_status = 404
 
 
 @contextmanager
@@ -37,7 +38,7 @@ def receiving(receiver: Receiver, port: int = 0) -> Iterator[str]:
             receiver.bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
             receiver.times.append(time.monotonic())
             status, headers, body = receiver.answers.pop(0) if receiver.answers else OK
-            self.send_response(status if self.path == "/v1/traces" else 404)
+            self.send_response(status if self.path == "/v1/traces" else receiver.metrics_status)
             for name, value in {**headers, "Content-Length": str(len(body))}.items():
                 self.send_header(name, value)
             self.end_headers()
@@ -227,3 +228,23 @@ def test_measurements_are_dropped_before_steps() -> None:
     assert (dropped("step"), dropped("sample")) == (0, 60)
     exporter.export(body(3, 40))
     assert dropped("step") == 1
+
+
+def test_refused_measurements_delay_no_steps() -> None:
+    """A limit on series refuses a flush of measurements for up to an hour; steps are sent meanwhile, and it is sent when it may be."""
+    metrics, receiver = SelfMetrics(), Receiver()
+    receiver.metrics_status = 429
+    samples = Body(b"samples", {"sample": 3}, METRICS)
+    with receiving(receiver) as url:
+        exporter = Exporter(url, metrics)
+        for each in (samples, body(1), body(2)):
+            exporter.export(each)
+        exporter.start()
+        eventually(lambda: body(2).content in receiver.bodies)
+        assert receiver.bodies[:3] == [samples.content, body(1).content, body(2).content]
+        exporter.export(body(3))
+        eventually(lambda: body(3).content in receiver.bodies)
+        receiver.metrics_status = 200
+        assert exporter.shutdown(5)
+    assert receiver.bodies[-1] == samples.content and value(metrics, "legato_agent_queue_bytes") == 0
+    assert [each for each in receiver.bodies if each != samples.content] == [body(number).content for number in (1, 2, 3)]

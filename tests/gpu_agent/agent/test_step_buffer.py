@@ -138,6 +138,14 @@ def test_losses_of_a_plugin_are_counted_once() -> None:
     assert [step_buffer.add(step(number, dropped=lost), NOW) for number, lost in ((1, 0), (2, 5), (3, 5), (4, 7))] == [0, 5, 0, 2]
 
 
+def test_losses_of_an_idle_engine_are_not_counted_again() -> None:
+    """The buffer forgets an engine after ten minutes; its plugin goes on with the total since its start."""
+    step_buffer, later = StepBuffer(), NOW + 601 * 10**9
+    assert step_buffer.add(step(1, NOW, dropped=500), NOW) == 500
+    assert len(list(step_buffer.flushes(NOW))) == 1 and list(step_buffer.flushes(later)) == [] and step_buffer.engines == 0
+    assert [step_buffer.add(step(number, later, dropped=lost), later) for number, lost in ((2, 500), (3, 502))] == [0, 2]
+
+
 def test_a_clock_that_goes_back_starts_a_new_span() -> None:
     """Times within a span do not decrease; a pause longer than a column can hold also starts a new span."""
     step_buffer = StepBuffer()

@@ -17,6 +17,7 @@ from legato_gpu_agent.collectors.base import Collector, NotAvailable
 from legato_gpu_agent.collectors.discovery import EngineDiscovery
 from legato_gpu_agent.collectors.engine_metrics import EngineMetrics
 from legato_gpu_agent.collectors.engine_registry import EngineRegistry
+from legato_gpu_agent.collectors.http_fetch import FetchError
 from legato_gpu_agent.collectors.measurement import Measurement
 from legato_gpu_agent.collectors.procfs import Proc
 from legato_gpu_agent.engines.registry import ENGINES
@@ -147,6 +148,17 @@ def test_excluded_servers_are_not_probed(ports: set[int], monkeypatch: pytest.Mo
         assert [world.count(), world.count()] == [0, 0] and engine.requested == []
 
 
+def test_a_server_with_polled_iterations_is_read_at_one_path(ports: set[int]) -> None:
+    """Also while it does not serve its metrics: a GET of /metrics would take iterations from their collector."""
+    with Site({}) as engine:
+        ports.add(engine.port)
+        world = World(("prod", engine.url), taken=engine.url)
+        assert world.count() == 1
+        with pytest.raises(FetchError):
+            list(world.added[0].collect(NOW))
+        assert engine.requested == [PROMETHEUS]
+
+
 @pytest.mark.parametrize("host", ["10.1.2.3", "elsewhere", "unknown", "127.0.0.3"])
 def test_an_engine_of_another_address_hides_none_here(ports: set[int], monkeypatch: pytest.MonkeyPatch, host: str) -> None:
     """At the same port of another host, or at another address than that of this socket."""
@@ -163,7 +175,7 @@ def test_an_engine_is_found_at_its_own_address(ports: set[int], host: str, engin
     with Site(site("vllm"), listener_at(host)) as engine:
         ports.add(engine.port)
         world = World()
-        assert [world.count(), world.count()] == [1, 1] and engine.requested == [METRICS]
+        assert [world.count(), world.count()] == [1, 1] and engine.requested == [PROMETHEUS, METRICS]
         (metrics,) = world.added
         assert metrics.engine_id == f"{engine_id}:{engine.port}" and kind_of(list(metrics.collect(NOW))) == "vllm"
         assert os.getpid() in world.engine_registry.pids()[metrics.engine_id]
@@ -186,7 +198,7 @@ def test_a_server_other_than_an_engine_is_left_alone(ports: set[int]) -> None:
     with Site(GRAFANA) as service:
         ports.add(service.port)
         world = World()
-        assert [world.count() for _ in range(5)] == [0] * 5 and service.requested == [METRICS, PROMETHEUS]
+        assert [world.count() for _ in range(5)] == [0] * 5 and service.requested == [PROMETHEUS, METRICS]
         world.now_s += 299
         assert world.count() == 0 and len(service.requested) == 2
         world.now_s += 2
@@ -194,7 +206,7 @@ def test_a_server_other_than_an_engine_is_left_alone(ports: set[int]) -> None:
         assert world.count() == 0 and len(service.requested) == 4
     assert world.count() == 0
     with Site(site("vllm"), bound(service.port)) as engine:
-        assert world.count() == 1 and engine.requested == [METRICS]
+        assert world.count() == 1 and engine.requested == [PROMETHEUS, METRICS]
 
 
 @pytest.mark.parametrize("status", ["404 Not Found", "500 Internal Server Error", "302 Found", "rubbish"])

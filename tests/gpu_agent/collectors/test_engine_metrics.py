@@ -77,7 +77,7 @@ def test_an_unknown_text_is_reported_with_both_paths() -> None:
     """With the response of each path; once an engine serves there, it is read. A given kind is not detected."""
     with Site(GRAFANA) as service:
         metrics = EngineMetrics(service.url)
-        why = rf"{service.url}: /metrics has no family of a known engine; /prometheus/metrics answers 404 Not Found"
+        why = rf"{service.url}: /prometheus/metrics answers 404 Not Found; /metrics has no family of a known engine"
         with pytest.raises(BadExposition, match=why):
             list(metrics.collect(NOW))
         service.texts = site("vllm")
@@ -97,32 +97,40 @@ def test_an_unknown_text_is_reported_with_both_paths() -> None:
         assert kind_of(list(named.collect(NOW))) == "tensorrt_llm" and service.requested == [PROMETHEUS] * 2
 
 
-class _SoonAtMetrics(Fetcher):
+class _SoonAtFirst(Fetcher):
     """Waits for the first path as long as a test can, and for others longer than a busy machine takes."""
 
     def get(self, path: str) -> bytes:
-        self._timeout_s = 0.2 if path == METRICS else 10.0
+        self._timeout_s = 0.2 if path == PROMETHEUS else 10.0
         return super().get(path)
 
 
+def test_the_iterations_of_tensorrt_llm_are_not_taken() -> None:
+    """A GET of /metrics empties the list that another client polls: it is not requested of an engine that has its metrics elsewhere."""
+    with Site(site("tensorrt_llm")) as engine:
+        metrics = EngineMetrics(engine.url)
+        assert kind_of(list(metrics.collect(NOW))) == kind_of(list(metrics.collect(NOW + SECOND))) == "tensorrt_llm"
+        assert set(engine.requested) == {PROMETHEUS}
+
+
 def test_a_slow_path_hides_no_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TensorRT-LLM's JSON blocks for seconds while the engine is idle: the metrics are at the other path, and are read there."""
-    monkeypatch.setattr(engine_metrics, "Fetcher", _SoonAtMetrics)
+    """A server that does not answer at the first path: the metrics are at the other one, and are read there."""
+    monkeypatch.setattr(engine_metrics, "Fetcher", _SoonAtFirst)
     over, resolved_names = threading.Event(), list[str]()
 
     def answer(path: str) -> bytes:
         resolved_names.append(path)
-        if path == METRICS:
+        if path == PROMETHEUS:
             over.wait(20)
-        return site("tensorrt_llm").get(path, b"")
+        return site("vllm").get(path, b"")
 
     with serve_get(answer) as url:
         metrics = EngineMetrics(url)
         try:
-            assert [kind_of(list(metrics.collect(NOW + at * SECOND))) for at in range(2)] == ["tensorrt_llm"] * 2
+            assert [kind_of(list(metrics.collect(NOW + at * SECOND))) for at in range(2)] == ["vllm"] * 2
             # A busy server may see the first request after the second.
             until(lambda: len(resolved_names) >= 3)
-            assert sorted(resolved_names) == [METRICS, PROMETHEUS, PROMETHEUS]
+            assert sorted(resolved_names) == [METRICS, METRICS, PROMETHEUS]
         finally:
             over.set()
             metrics._fetcher.close()

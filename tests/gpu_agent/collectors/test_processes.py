@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Mapping
 
 import pytest
-from hypothesis import HealthCheck, given
+from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
 from helpers.platform.examples import examples
@@ -168,19 +168,19 @@ def test_threads_and_processes_that_end_lower_nothing(engines: Node) -> None:
     assert engines.round(engine(10, {10: (3, 2.5)})) == {"one": (4.0, 3.5, 1.0)}
 
 
-_ROUND = st.dictionaries(
-    st.integers(10, 13), st.dictionaries(st.integers(10, 15), st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=4)
-)
+_THREADS = st.dictionaries(st.integers(10, 15), st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=4)
+_ROUND = st.tuples(st.dictionaries(st.integers(10, 13), _THREADS), st.integers(-20, 20))
 
 
 @examples(30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example(rounds=[({10: {10: (1, 1)}}, 0), ({10: {10: (1.1, 1.01), 11: (0.001, 0.001)}}, -4)])
 @given(st.lists(_ROUND, max_size=6))
-def test_no_sum_goes_back(tmp_path: pathlib.Path, rounds: list[dict[int, dict[int, tuple[float, float]]]]) -> None:
-    """For any start and end of threads, with any values."""
+def test_no_sum_goes_back(tmp_path: pathlib.Path, rounds: list[tuple[dict[int, dict[int, tuple[float, float]]], int]]) -> None:
+    """For any start and end of threads, with any values, also where the clock is set back."""
     engines, before = Node(tmp_path), (0.0, 0.0)
-    for processes in rounds:
+    for processes, after_s in rounds:
         try:
-            now = engines.round(*(engine(pid, threads) for pid, threads in processes.items()))
+            now = engines.round_later(*(engine(pid, threads) for pid, threads in processes.items()), after_s=after_s)
         except NotAvailable:
             assert not any(processes.values())
             continue

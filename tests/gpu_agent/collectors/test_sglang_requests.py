@@ -274,6 +274,16 @@ def test_a_missing_folder_or_file_is_not_available(tmp_path: pathlib.Path) -> No
     assert world.round() == {"taken": 1} and world.ids == ["r1"]
 
 
+def test_a_folder_that_appears_is_read_from_its_start(tmp_path: pathlib.Path) -> None:
+    """SGLang creates its folder and the first file after the agent has looked for them."""
+    world = World(tmp_path / "later")
+    with pytest.raises(NotAvailable, match=r"is not a folder"):
+        world.round()
+    world.folder.mkdir()
+    world.append(line("r1") + line("r2"))
+    assert world.round() == {"taken": 2} and world.ids == ["r1", "r2"]
+
+
 def test_requests_wait_for_the_first_step(tmp_path: pathlib.Path) -> None:
     """Until the epoch of the engine is known a bounded number is kept; the oldest are dropped and counted."""
     world = World(tmp_path, epoch_ns=0)

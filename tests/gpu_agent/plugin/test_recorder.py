@@ -203,6 +203,15 @@ def test_finished_requests_precede_their_step(listener: Listener, recorder: Step
     assert step.step == FULL
 
 
+def test_long_requests_keep_their_durations(listener: Listener, recorder: StepRecorder) -> None:
+    """Their columns have 64 bits: 71 minutes are no limit, as they are for a step's."""
+    numbers = {"num_preemptions": 0, "num_prompt_tokens": 1, "num_generation_tokens": 2**40}
+    request = SimpleNamespace(request_id="a", finish_reason="stop", queued_time=0.0, prefill_time=7_200.0, decode_time=1e300, **numbers)
+    recorder.record(scheduler(), iteration(finished_requests=[request]))
+    ended, _ = listener.datagrams()
+    assert ended.finished == (FinishedRequest(1, "a", "stop", 0, 1, 2**32 - 2, 0, 7_200_000_000, 2**63 - 1),)
+
+
 def test_losses_are_reported_with_the_next_record(tmp_path: pathlib.Path, recorder: StepRecorder) -> None:
     """Without an agent no call blocks or raises; the first record that arrives carries the number of losses."""
     started = time.monotonic()

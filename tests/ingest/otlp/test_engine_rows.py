@@ -11,7 +11,7 @@ from helpers.builders.spans import any_value, native_span
 from legato_gpu_agent.agent.otlp_spans import Engine, FinishedRequest, Step, steps_request
 from legato_ingest.columns import ENGINE_REQUESTS, ENGINE_STEPS
 from legato_ingest.metrics import Metrics
-from legato_ingest.otlp.batch import Batch, Limits
+from legato_ingest.otlp.batch import DAY_NS, Batch, Limits
 from legato_ingest.otlp.convert import convert_spans
 from legato_ingest.storage import Store
 from legato_ingest.write.committer import Committer
@@ -62,6 +62,24 @@ def test_steps_are_stored_as_recorded() -> None:
         ("chatcmpl-b", "", 0, 7),
     ]
     assert (found.spans, found.chunks, found.revs.num_rows) == (1, 50, 0)
+
+
+def test_requests_with_one_id_in_a_flush_are_all_stored_once(store: Store) -> None:
+    """Sequences of a request with n > 1 have its id, and a version of vLLM may give no id; a retry stores none again."""
+    finished = [FinishedRequest(101 + number, name, output_tokens=number) for number, name in enumerate(("a", "", "a", "b", "a", ""))]
+    midnight_ns = NOW_NS // DAY_NS * DAY_NS
+    at_midnight = [FinishedRequest(7, "a", output_tokens=number) for number in range(3)]
+    metrics = Metrics()
+    committer = Committer(store, metrics, queue_bytes_max=2**26, chunks_max=10**6)
+    for body in (steps_request(ENGINE, steps(6), finished), steps_request(ENGINE, [Step(7, midnight_ns)], at_midnight)) * 2:
+        committer.submit(batch(body)).result()
+    committer.close()
+    rows = store.select(
+        "SELECT response_id, groupArray(output_tokens) FROM (SELECT * FROM engine_requests FINAL ORDER BY ALL) GROUP BY ALL"
+    )
+    assert {str(name): sorted(tokens) for name, tokens in rows} == {"a": [0, 0, 1, 2, 2, 4], "b": [3], "": [1, 5]}
+    ((days,),) = store.select("SELECT uniqExact(toDate(recorded_at)) FROM engine_requests WHERE step = 7")
+    assert int(days) == 1
 
 
 def test_a_repeated_or_divided_flush_is_stored_once(store: Store) -> None:

@@ -259,5 +259,9 @@ def _steps(rows: Rows, requests: Rows | None) -> _Read:
         interval_ns=1000 * rows["interval_us"][order].astype(np.float64),
         **{name: rows[name][order].astype(np.float64) for name in _COLUMNS[1:]},
     )
-    names = requests["response_id"].tolist() if requests is not None else []
-    return steps, {unquoted(name): step for name, step in zip(names, ended_in.tolist(), strict=True) if step >= 0 and name}
+    if requests is None:
+        return steps, {}
+    # By step: a response of several sequences ends with the last of them.
+    by_step = np.argsort(ended_in, kind="stable")
+    names = requests["response_id"][by_step].tolist()
+    return steps, {unquoted(name): step for name, step in zip(names, ended_in[by_step].tolist(), strict=True) if step >= 0 and name}
