@@ -63,9 +63,9 @@ def main(
     Legato's SDK records both ends, `legato serve` stores the streams, and `legato report` summarises them.
 
     \b
-    calm   12 streams without faults
-    kv     22 streams in a small KV cache: preemptions stall all of them (77 s)
-    net    8 streams; their network faults are not replayed, because the server's times do not include them
+    calm   12 streams at a time, without faults
+    kv     22 streams at a time, and long prompts, in a small KV cache: preemptions stall all of them (77 s)
+    net    8 streams at a time; their network faults are not replayed, because the server's times do not include them
 
     \b
     make demo                                         replay kv in real time; `legato serve` keeps running

@@ -285,7 +285,7 @@ def _hint(plan: Plan, endpoints: Endpoints, console: Console) -> None:
         "In another terminal:",
         "",
         *([f"  export LEGATO_READ_URL={endpoints.read} LEGATO_ENDPOINT={endpoints.otlp}"] if elsewhere else []),
-        f"  {legato} slo               # the alert rules: what fires, since when, why, and the commands that show more",
+        f"  {legato} slo               # the burn rate rules: what fires, since when, why, and the commands that show more",
         f"  {legato} blame             # the causes of the stalls; docs/runbook.md says what to do about each",
         f"  {legato} streams",
         *(f"  {legato} stream {row['id']}   # the stream of the replay with the longest gap, and its causes" for row in worst),

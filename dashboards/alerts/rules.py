@@ -185,7 +185,8 @@ RULES = (
         ("host", "exporter"),
         ("in_use",),
         f"collector on {_label('host')}: queue of {_label('exporter')} fills",
-        f"Its queue is {_figure('in_use', 'humanizePercentage')} full. When it is full, the Collector drops spans.",
+        f"Its queue is {_figure('in_use', 'humanizePercentage')} full. When it is full, the Collector answers 503; senders drop what they "
+        "cannot keep.",
         "/d/legato-self/self-monitoring",
         severity="ticket",
         hold="5m",

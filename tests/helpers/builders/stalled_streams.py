@@ -16,10 +16,10 @@ STALL = Stall(
     length_us=620_000,
     excess_us=600_000,
     error_us=7_000,
-    cause="prefill",
+    cause="scheduling",
     confidence="strong",
     share=0.98765432,
-    parts_ns={"prefill": 590_000_000, "base": 20_000_000, "host": 10_000_000},
+    parts_ns={"scheduling": 590_000_000, "base": 20_000_000, "host": 10_000_000},
     engine_id="engine-1",
     missing=["server"],
     step_first=200,
@@ -42,7 +42,7 @@ STREAM = StalledStream(
     count=2,
     length_us=920_000,
     longest_us=620_000,
-    parts_ns={"host": 300_000_000, "prefill": 590_000_000, "base": 40_000_000, "network": -10_000_000},
+    parts_ns={"host": 300_000_000, "scheduling": 590_000_000, "base": 40_000_000, "connection": -10_000_000},
     stalls=(STALL, replace(STALL, start_us=1_500_000, length_us=300_000, cause="host", step_first=None, step_last=None, root_step=None)),
 )
 
