@@ -1,0 +1,74 @@
+"""The modules that draw charts, in a real browser: the ticks of an axis."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page
+
+from helpers.platform.browser import opened
+from helpers.servers.web import web_page
+from legato_ingest.storage import Store
+from legato_ingest.web.static_files import version
+
+TICKS_MAX = 20
+# An endless loop in the page must end the test, not wait for it.
+LOOP_MS_MAX = 30_000
+_AXES = """async ([module, cases]) => {
+  const { valueAxis } = await import(module);
+  return cases.map(([extent, unit, options]) => valueAxis(extent, unit, 200, options));
+}"""
+
+
+@pytest.fixture(scope="module")
+def page(browser: Browser, unfilled: Store) -> Iterator[Page]:
+    """A page that can import the modules of the charts."""
+    with web_page(unfilled) as address, opened(browser, f"{address}/sql") as (shown, _):
+        yield shown
+
+
+def module(name: str) -> str:
+    """The address of a module of the panels."""
+    return f"/static/{version()}/panels/{name}.js"
+
+
+def axes(page: Page, *cases: tuple[tuple[float, float], str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """The axes that the page computes for these extents, units and options."""
+    found: list[dict[str, Any]] = page.wait_for_function(_AXES, arg=[module("axes"), cases], timeout=LOOP_MS_MAX).json_value()
+    return found
+
+
+def neighbours(rng: random.Random) -> tuple[float, float]:
+    """Two numbers of any size, at most a few roundings apart."""
+    low = rng.choice((-1, 1)) * rng.uniform(0.1, 1) * 10.0 ** rng.randrange(-12, 13)
+    high = low
+    for _ in range(rng.randrange(1, 6)):
+        high = math.nextafter(high, math.inf)
+    return low, high
+
+
+def test_ticks_are_few_and_increase(page: Page) -> None:
+    """Also where all values differ by rounding only, or are as large or as small as a number can be, or a limit is below them."""
+    pairs = [(0.3, 0.30000000000000004), (71.3, 71.30000000000001), (50.0, 50.00000000000001), (1965e6, 1965e6 + 2.4e-7)]
+    pairs += [(0.0, 1.79e308), (-1.79e308, 1.79e308), (5e-324, 1e-323), (-5e-324, 0.0), (0.0, 0.0), (1e-290, 1.1e-290), (1e17, 1e17 + 64)]
+    rng = random.Random(7)
+    pairs += [neighbours(rng) for _ in range(300)]
+    options: list[dict[str, Any]] = [{}, {"fromZero": True}, {"limits": {"min": 1e17}}, {"limits": {"min": 0, "max": 1}}]
+    cases = [(pair, unit, more) for pair in pairs for unit in ("percentunit", "short", "s", "bytes", "hertz") for more in options]
+    for case, axis in zip(cases, axes(page, *cases), strict=True):
+        ticks, (bottom, top) = axis["ticks"], axis["range"]
+        assert 1 <= len(ticks) <= TICKS_MAX and len(axis["texts"]) == len(ticks), (case, axis)
+        assert all(map(math.isfinite, (*ticks, bottom, top))) and bottom < top, (case, axis)
+        assert all(before < after for before, after in zip(ticks, ticks[1:], strict=False)), (case, axis)
+
+
+def test_an_axis_has_the_values(page: Page) -> None:
+    """Values that are far from 0 have an axis without it; equal ones one from 0."""
+    usual, apart, equal = axes(page, ((0.0, 7.0), "short", {}), ((50.0, 52.0), "celsius", {}), ((50.0, 50.00000000000001), "celsius", {}))
+    assert usual["ticks"] == [0, 2, 4, 6, 8] and usual["texts"] == ["0", "2", "4", "6", "8"]
+    assert 49 < apart["range"][0] <= 50 and 52 <= apart["range"][1] < 53 and len(apart["ticks"]) >= 4
+    assert equal["range"] == pytest.approx([0, 50]) and equal["ticks"][0] == 0 and len(equal["ticks"]) >= 4
