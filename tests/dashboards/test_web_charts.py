@@ -1,4 +1,4 @@
-"""The modules that draw charts, in a real browser: the ticks of an axis."""
+"""The modules that draw charts, in a real browser: the ticks of an axis, and the settings of a series."""
 
 from __future__ import annotations
 
@@ -8,19 +8,28 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, expect
 
 from helpers.platform.browser import opened
-from helpers.servers.web import web_page
+from helpers.servers.web import BOARDS, web_page
 from legato_ingest.storage import Store
 from legato_ingest.web.static_files import version
 
 TICKS_MAX = 20
 # An endless loop in the page must end the test, not wait for it.
 LOOP_MS_MAX = 30_000
+MINUTE_MS, BEGIN_MS = 60_000, 1_700_000_000_000
 _AXES = """async ([module, cases]) => {
   const { valueAxis } = await import(module);
   return cases.map(([extent, unit, options]) => valueAxis(extent, unit, 200, options));
+}"""
+_DRAW = """async ([module, panel, frames, span]) => {
+  const { drawPanel } = await import(module);
+  document.querySelector('main').innerHTML = '<div id="chart" class="body"></div>';
+  const element = document.getElementById('chart');
+  Object.assign(element.style, { width: '700px', height: '400px' });
+  const context = { span, interval_ms: 60000, variables: {}, theme: 'dark', annotations: [], href: (url) => url };
+  await drawPanel(element, panel, frames, context);
 }"""
 
 
@@ -40,6 +49,26 @@ def axes(page: Page, *cases: tuple[tuple[float, float], str, dict[str, Any]]) ->
     """The axes that the page computes for these extents, units and options."""
     found: list[dict[str, Any]] = page.wait_for_function(_AXES, arg=[module("axes"), cases], timeout=LOOP_MS_MAX).json_value()
     return found
+
+
+def draw(page: Page, panel: dict[str, Any], columns: dict[str, tuple[str, list[Any]]]) -> None:
+    """Draw a panel from one frame: its columns with their types and values. The first column has the times."""
+    times: list[int] = next(iter(columns.values()))[1]
+    frame = {"columns": [{"name": name, "type": kind, "values": values} for name, (kind, values) in columns.items()], "rows": len(times)}
+    page.evaluate(_DRAW, [module("index"), panel, [frame], {"from_ms": times[0], "to_ms": times[-1] + MINUTE_MS}])
+
+
+def texts(page: Page, selector: str) -> list[str]:
+    """The texts of the drawn ticks that a selector finds."""
+    return page.locator(f"#chart {selector}").all_text_contents()
+
+
+def board_panel(uid: str, title: str) -> dict[str, Any]:
+    """A panel of a dashboard."""
+    (board,) = (each for each in BOARDS if each["uid"] == uid)
+    every = [part for panel in board["panels"] for part in (panel, *(panel.get("panels") or ()))]
+    (found,) = (panel for panel in every if panel.get("title") == title)
+    return dict(found)
 
 
 def neighbours(rng: random.Random) -> tuple[float, float]:
@@ -72,3 +101,22 @@ def test_an_axis_has_the_values(page: Page) -> None:
     assert usual["ticks"] == [0, 2, 4, 6, 8] and usual["texts"] == ["0", "2", "4", "6", "8"]
     assert 49 < apart["range"][0] <= 50 and 52 <= apart["range"][1] < 53 and len(apart["ticks"]) >= 4
     assert equal["range"] == pytest.approx([0, 50]) and equal["ticks"][0] == 0 and len(equal["ticks"]) >= 4
+
+
+@pytest.mark.parametrize("title", ["Speculation", "Speculation, scraped"])
+def test_settings_of_a_column_hold_for_its_labels(page: Page, title: str) -> None:
+    """With an engine's name after the column's name, the tokens are numbers on the right axis, and rates are percent on the left one."""
+    times = [BEGIN_MS, BEGIN_MS + MINUTE_MS] * 2
+    columns: dict[str, tuple[str, list[Any]]] = {
+        "time": ("DateTime64(3)", times),
+        "engine": ("String", ["gpu-1", "gpu-1", "gpu-2", "gpu-2"]),
+        "drafts accepted": ("Float64", [0.6, 0.7, 0.5, 0.6]),
+        "tokens per request and step": ("Float64", [2.1, 2.4, 3.2, 3.4]),
+    }
+    draw(page, board_panel("legato-nodes", title), columns)
+    expect(page.locator("#chart .ytick").first).to_be_attached()
+    left, right = texts(page, ".ytick text"), texts(page, ".y2tick text")
+    assert left and all(text.endswith("%") for text in left)
+    assert right and not any("%" in text for text in right) and max(map(float, right)) >= 2
+    legend = page.locator("#chart .pn-legend-item").all_inner_texts()
+    assert len(legend) == 4 and [text for text in legend if "gpu-1" in text and "tokens" in text and "%" not in text]
