@@ -1,4 +1,4 @@
-"""The modules that draw charts, in a real browser: the ticks of an axis, and the settings of a series."""
+"""The modules that draw charts, in a real browser: the ticks of an axis, the settings of a series, and the rows of a heatmap."""
 
 from __future__ import annotations
 
@@ -120,3 +120,15 @@ def test_settings_of_a_column_hold_for_its_labels(page: Page, title: str) -> Non
     assert right and not any("%" in text for text in right) and max(map(float, right)) >= 2
     legend = page.locator("#chart .pn-legend-item").all_inner_texts()
     assert len(legend) == 4 and [text for text in legend if "gpu-1" in text and "tokens" in text and "%" not in text]
+
+
+def test_a_heatmap_keeps_empty_buckets_between_others(page: Page) -> None:
+    """Its rows reach from the first to the last bucket with counts, and the lowest one begins at the bound of the bucket below it."""
+    bounds = ["0.001", "0.002", "0.004", "0.008", "0.016", "0.032"]
+    counts = [0, 3, 0, 0, 5, 0]
+    panel = board_panel("legato-itl", "Gaps between content reads")
+    times = [BEGIN_MS + at * MINUTE_MS for at in range(2) for _ in bounds]
+    draw(page, panel, {"time": ("DateTime", times), "le": ("String", bounds * 2), "Value": ("UInt64", counts * 2)})
+    expect(page.locator("#chart .ytick").first).to_be_attached()
+    assert texts(page, ".ytick text") == ["1 ms", "2 ms", "4 ms", "8 ms", "16 ms"]
+    assert "buckets from 1 ms to 16 ms" in (page.locator("#chart .pn-plot").get_attribute("aria-label") or "")
