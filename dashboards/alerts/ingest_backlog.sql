@@ -9,19 +9,20 @@ WITH
             'legato_queue_bytes_max', 'legato_up')
         GROUP BY host, metric
     ),
-    -- A counter appears with its first failure and restarts with its process; in both cases it counts from 0. A trace backend that is away
-    -- for a moment costs no span, so its failures are left out: the lag shows whether it stays away.
+    -- A counter appears with its first failure and restarts with its process; in both cases it counts from 0. A restarted one may have the
+    -- value of before again, or a larger one: its start time shows the restart. A trace backend that is away for a moment costs no span, so
+    -- its failures are left out: the lag shows whether it stays away.
     grown AS
     (
-        SELECT host, sumIf(if(value < before, value, value - before), recorded_at > now() - INTERVAL 10 MINUTE) AS failures
+        SELECT host, sumIf(if(is_restarted, value, value - before), recorded_at > now() - INTERVAL 10 MINUTE) AS failures
         FROM
         (
             SELECT
-                host, value, recorded_at,
-                lagInFrame(value, 1, 0)
-                    OVER (PARTITION BY tenant, series ORDER BY recorded_at ROWS BETWEEN 1 PRECEDING AND CURRENT ROW) AS before
+                host, value, recorded_at, lagInFrame(value, 1, 0) OVER of_series AS before,
+                value < before OR ifNull(start_time != lagInFrame(start_time) OVER of_series, false) AS is_restarted
             FROM node_samples FINAL
             WHERE metric = 'legato_errors_total' AND attributes['stage'] != 'trace_export' AND recorded_at > now() - INTERVAL 1 DAY
+            WINDOW of_series AS (PARTITION BY tenant, series ORDER BY recorded_at ROWS BETWEEN 1 PRECEDING AND CURRENT ROW)
         )
         GROUP BY host
     )

@@ -22,6 +22,9 @@ _STALLED_SHARE_MIN, _UNANSWERED_SHARE_MIN = 0.1, 0.4
 # Twice the time in which 99 % of the streams of a week had their first content; with fewer than 20 of them it is not known. A week has the
 # hour of a nightly job, and the days before an idle one.
 _USUAL_TIMES, _USUAL_LEVEL, _USUAL_STREAMS_MIN, _USUAL_DAYS = 2, 0.99, 20, 7
+# A process reports its number every 5 s: after `_REPORTED_S` each one has reported once more. One that has not reported for `_GONE_S` has
+# ended, as in the view `streams_in_flight`, unless `legato serve` itself received nothing: the last numbers count for `_KNOWN_S` then.
+_REPORTED_S, _GONE_S, _KNOWN_S = 8, 15, 120
 _PLACE = f"indexOf({list(VANTAGES)}, vantage::String)"
 _SILENT = f"""silent AS
     (
@@ -61,24 +64,46 @@ _LATE = f"""usual AS
     )"""
 
 
+_FLYING = f"""flying AS
+    (
+        -- `running` is the number in flight now. `known` equals it, except where no sample arrived for a time: where none is from
+        -- {_GONE_S} to {_REPORTED_S} s ago, not all processes have reported again, and for the others the numbers of before count.
+        SELECT
+            tenant, service, vantage, now64(3) - INTERVAL {_GONE_S} SECOND AS since,
+            toUInt64(sumIf(newest, sampled_at > since)) AS running,
+            toUInt64(sumIf(newest, sampled_at > if(settled > since, since, settled - INTERVAL {_GONE_S} SECOND))) AS known
+        FROM
+        (
+            SELECT tenant, service, vantage, newest, sampled_at, max(settled_at) OVER (PARTITION BY tenant, service, vantage) AS settled
+            FROM
+            (
+                SELECT
+                    tenant, series, attributes['service.name'] AS service, attributes['legato.stream.vantage'] AS vantage,
+                    argMax(value, recorded_at) AS newest, max(received_at) AS sampled_at,
+                    maxIf(received_at, received_at <= now64(3) - INTERVAL {_REPORTED_S} SECOND) AS settled_at
+                FROM node_samples
+                WHERE metric = 'legato.stream.in_flight' AND recorded_at > now64(9) - INTERVAL 1 DAY
+                    AND received_at > now64(3) - INTERVAL {_KNOWN_S} SECOND
+                GROUP BY tenant, series, service, vantage
+            )
+        )
+        GROUP BY tenant, service, vantage
+    )"""
+
+
 def _statement(silent: str, share_min: float, guard: str = "") -> str:
     """Return the statement about the streams that ``silent`` selects, if they are this share of those in flight.
 
     ``guard``: a further condition on ``running``, the reported number in flight or NULL, and ``standing``, the number of the selected ones.
     """
     return f"""WITH
-    flying AS
-    (
-        SELECT tenant, service_name::String AS service, vantage::String AS vantage, sum(streams) AS running
-        FROM streams_in_flight
-        GROUP BY tenant, service, vantage
-    ),
+    {_FLYING},
     {silent},
     counted AS
     (
         SELECT
             tenant, service, vantage, trace_id, silence_us, place,
-            count() OVER (PARTITION BY tenant, service, vantage) AS standing, greatest(coalesce(running, 0), standing) AS flown,
+            count() OVER (PARTITION BY tenant, service, vantage) AS standing, greatest(coalesce(known, 0), standing) AS flown,
             {guard}standing >= {_STREAMS_MIN} AND standing >= {share_min} * flown AS is_enough
         FROM silent
         LEFT JOIN flying USING (tenant, service, vantage)

@@ -2,8 +2,27 @@
 WITH
     flying AS
     (
-        SELECT tenant, service_name::String AS service, vantage::String AS vantage, sum(streams) AS running
-        FROM streams_in_flight
+        -- `running` is the number in flight now. `known` equals it, except where no sample arrived for a time: where none is from
+        -- 15 to 8 s ago, not all processes have reported again, and for the others the numbers of before count.
+        SELECT
+            tenant, service, vantage, now64(3) - INTERVAL 15 SECOND AS since,
+            toUInt64(sumIf(newest, sampled_at > since)) AS running,
+            toUInt64(sumIf(newest, sampled_at > if(settled > since, since, settled - INTERVAL 15 SECOND))) AS known
+        FROM
+        (
+            SELECT tenant, service, vantage, newest, sampled_at, max(settled_at) OVER (PARTITION BY tenant, service, vantage) AS settled
+            FROM
+            (
+                SELECT
+                    tenant, series, attributes['service.name'] AS service, attributes['legato.stream.vantage'] AS vantage,
+                    argMax(value, recorded_at) AS newest, max(received_at) AS sampled_at,
+                    maxIf(received_at, received_at <= now64(3) - INTERVAL 8 SECOND) AS settled_at
+                FROM node_samples
+                WHERE metric = 'legato.stream.in_flight' AND recorded_at > now64(9) - INTERVAL 1 DAY
+                    AND received_at > now64(3) - INTERVAL 120 SECOND
+                GROUP BY tenant, series, service, vantage
+            )
+        )
         GROUP BY tenant, service, vantage
     ),
     silent AS
@@ -16,7 +35,7 @@ WITH
     (
         SELECT
             tenant, service, vantage, trace_id, silence_us, place,
-            count() OVER (PARTITION BY tenant, service, vantage) AS standing, greatest(coalesce(running, 0), standing) AS flown,
+            count() OVER (PARTITION BY tenant, service, vantage) AS standing, greatest(coalesce(known, 0), standing) AS flown,
             standing >= 3 AND standing >= 0.1 * flown AS is_enough
         FROM silent
         LEFT JOIN flying USING (tenant, service, vantage)

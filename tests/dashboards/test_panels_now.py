@@ -214,6 +214,47 @@ def test_running_streams_without_content_fire(
         assert (row["stalled"], row["in_flight"]) == (count, max(running, count)) and row["longest_s"] >= silence_s
 
 
+@pytest.mark.parametrize(
+    ("samples", "fires"),
+    [
+        ([("a", 10_000, 30)], False),  # `legato serve` has restarted, and the process has not reported yet
+        ([("a", 10_000, 100)], False),
+        ([("a", 10_000, 125)], True),  # its last number is too old
+        ([("a", 5, 1), ("b", 10_000, 30)], False),  # one of the processes has reported
+        ([("a", 5, 1), ("a", 5, 10), ("b", 10_000, 30)], True),  # the other one has ended
+        ([("a", 5, 30), ("b", 10_000, 50)], True),  # it had ended before the restart
+        ([("a", 0, 20), ("a", 10_000, 30)], True),  # all others had ended
+    ],
+)
+def test_a_restart_of_serve_is_no_fall_of_the_number_in_flight(store: Store, samples: list[tuple[str, int, float]], fires: bool) -> None:
+    """Five silent streams: until each process has reported again, the last known number of streams counts for two minutes."""
+    for number in range(1, 6):
+        silent(store, number, 90)
+    for process, streams, ago_s in samples:
+        in_flight(store, streams, process=process, ago_s=ago_s)
+    in_flight(store, 10_000, service="other", ago_s=30)
+    in_flight(store, 10_000, vantage="server", ago_s=30)
+    assert firing(store, STALLED) == (["shop"] if fires else [])
+
+
+@pytest.mark.parametrize(
+    ("samples", "fires"),
+    [
+        ([("a", 5, 30)], False),  # whether they still run is not known
+        ([("a", 5, 1), ("b", 100, 30)], False),
+        ([("a", 5, 1), ("a", 5, 10), ("b", 100, 30)], True),
+    ],
+)
+def test_after_a_restart_of_serve_few_waiting_streams_do_not_fire(store: Store, samples: list[tuple[str, int, float]], fires: bool) -> None:
+    """Only streams of which the number in flight is reported now, and a share of all that were in flight."""
+    answered(store, 20, 2)
+    roll_up(store)
+    waiting(store)
+    for process, streams, ago_s in samples:
+        in_flight(store, streams, process=process, ago_s=ago_s)
+    assert firing(store) == (["shop"] if fires else [])
+
+
 def test_only_the_usual_time_of_the_same_streams_counts(store: Store) -> None:
     """Not that of another tenant, service, vantage or model; and neither does another tenant's number in flight."""
     answered(store, 20, 2)

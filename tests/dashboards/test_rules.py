@@ -121,13 +121,19 @@ def test_a_change_of_chunking_fires_for_a_day(store: Store) -> None:
 # Self-monitoring and Collectors.
 
 
-def sample(store: Store, ago_s: float, values: Mapping[str, float], host: str = "a") -> None:
-    """Insert OTLP samples as an agent sends them. A name with the suffix ``_total`` is a counter; attributes follow after a space."""
+def sample(store: Store, ago_s: float, values: Mapping[str, float], host: str = "a", started_s: int = 0) -> None:
+    """Insert OTLP samples as an agent sends them. A name with the suffix ``_total`` is a counter; attributes follow after a space.
+
+    ``started_s``: the start time of the counters; 0 for none.
+    """
     body = metrics_request({"host.name": host})
     for name, value in values.items():
         metric, *attributes = name.split()
-        add = total if metric.endswith("_total") else gauge
-        add(body, metric, float(value), NOW_NS - round(ago_s * 1e9), attributes=dict(each.split("=") for each in attributes))
+        named, at_ns = dict(each.split("=") for each in attributes), NOW_NS - round(ago_s * 1e9)
+        if metric.endswith("_total"):
+            total(body, metric, float(value), at_ns, attributes=named, start_time_unix_nano=started_s * SECOND_NS)
+        else:
+            gauge(body, metric, float(value), at_ns, attributes=named)
     insert(store, body)
 
 
@@ -203,6 +209,17 @@ def test_failures_are_counted_from_the_first_and_over_restarts(
         sample(store, 900 + 60 * (len(before) - place), {name: value})
     for place, value in enumerate(after):
         sample(store, 60 * (len(after) - place), {name: value})
+    (row,) = (row for row in ask(store, INGEST) if row["what"] == "failures in 10 minutes")
+    assert (row["value"], row["firing"]) == (failures, int(failures > 0))
+
+
+@pytest.mark.parametrize(("runs", "failures"), [([1.0, 1.0], 1), ([5.0, 6.0], 6), ([5.0, 5.0, 2.0], 7), ([0.0, 0.0], 0)])
+def test_a_restart_is_seen_by_its_start_time(store: Store, runs: Sequence[float], failures: float) -> None:
+    """A counter of a new process counts from 0, also if it has the value of the process before again, or a larger one."""
+    for place, value in enumerate(runs):
+        started_ago_s = 900 - 400 * place
+        for ago_s in (started_ago_s - 60, started_ago_s - 120):
+            sample(store, ago_s, {"legato_errors_total stage=rollup type=OSError": value}, started_s=NOW_S - started_ago_s)
     (row,) = (row for row in ask(store, INGEST) if row["what"] == "failures in 10 minutes")
     assert (row["value"], row["firing"]) == (failures, int(failures > 0))
 

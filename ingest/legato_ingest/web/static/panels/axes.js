@@ -16,6 +16,11 @@ const CLOCK_STEPS = [
 ];
 const HOUR_STEPS = [1, 2, 3, 6, 12];
 const DAY_STEPS = [1, 2, 4, 7, 14, 28, 91, 182, 364];
+// Values of which the spread is a smaller part of their size differ by rounding only. Ticks between them would be the same number.
+const SPREAD_MIN = 1e-9;
+// Beyond these, a range or a step would be infinite or 0.
+const [SIZE_MIN, SIZE_MAX] = [1e-290, 1e300];
+const TICKS_MAX = 20;
 
 function roundStep(rough) {
   const power = 10 ** Math.floor(Math.log10(rough));
@@ -32,9 +37,17 @@ function valueStep(rough, unit) {
   return roundStep(rough);
 }
 
+function clamped(value) {
+  return Math.abs(value) < SIZE_MIN ? 0 : Math.max(-SIZE_MAX, Math.min(SIZE_MAX, value));
+}
+
+function isSpread(low, high) {
+  return high - low > SPREAD_MIN * Math.max(Math.abs(low), Math.abs(high));
+}
+
 /** Return [low, high] of the values with 0, unless all values are far from 0. `fromZero`: always with 0. */
 function widened(low, high, fromZero) {
-  if (low === high) return low === 0 ? [0, 1] : [Math.min(0, low), Math.max(0, high)];
+  if (!isSpread(low, high)) return low === 0 ? [0, 1] : [Math.min(0, low), Math.max(0, high)];
   const apart = low > 0.75 * high && low > 0;
   const apartBelow = high < 0.75 * low && high < 0;
   if (fromZero || !(apart || apartBelow)) return [Math.min(0, low), Math.max(0, high)];
@@ -48,16 +61,22 @@ function widened(low, high, fromZero) {
  * `extent`: [low, high] of the data; `pixels`: the length of the axis; `limits`: a fixed {min, max} of the field's settings.
  */
 export function valueAxis(extent, unit, pixels, { fromZero = false, limits = {} } = {}) {
-  let [low, high] = widened(extent[0], extent[1], fromZero);
+  let [low, high] = widened(clamped(extent[0]), clamped(extent[1]), fromZero);
   [low, high] = [limits.min ?? low, limits.max ?? high];
-  if (!(high > low)) high = low + 1;
+  if (!isSpread(low, high)) high = low + Math.max(1, 1e-6 * Math.abs(low));
   let step = valueStep((high - low) / Math.max(2, Math.min(6, Math.floor(pixels / 38))), unit);
   if (unit === 'short' && Number.isInteger(extent[0]) && Number.isInteger(extent[1])) step = Math.max(1, step);
   const bottom = limits.min ?? Math.floor(low / step + 1e-9) * step;
   const top = limits.max ?? roomAbove(high, step);
-  const ticks = [];
-  for (let count = Math.ceil(bottom / step - 1e-9); count * step <= top + step * 1e-6; count += 1) ticks.push(count * step);
+  const ticks = valueTicks(bottom, top, step);
   return { range: [bottom, top], ticks, texts: tickTexts(ticks, unit) };
+}
+
+/** Return the multiples of the step from `bottom` to `top`. */
+function valueTicks(bottom, top, step) {
+  const first = Math.ceil(bottom / step - 1e-9);
+  const count = Math.min(TICKS_MAX, Math.floor(top / step + 1e-6) - first + 1);
+  return Array.from({ length: Math.max(0, count) }, (_, at) => (first + at) * step);
 }
 
 /** Return the upper end: a tick, or a little above the greatest value if that leaves less empty space. */

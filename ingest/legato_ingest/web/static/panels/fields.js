@@ -1,7 +1,7 @@
 // The settings of a field and what they make of a value: its text, its colour, its links.
 //
-// The settings are those of Grafana's fieldConfig: the defaults, then the overrides that match the field's displayed name, in
-// order. This module draws nothing.
+// The settings are those of Grafana's fieldConfig: the defaults, then the overrides that match the field, in order. As in Grafana, a
+// name matches the name of the column or the displayed one, and a regular expression the displayed one. This module draws nothing.
 
 import { resolveColor } from './colors.js';
 import { formatNumber, formatTime } from './units.js';
@@ -35,19 +35,19 @@ export function toRegExp(text) {
   }
 }
 
-function matches(matcher, name, kind) {
-  if (matcher.id === 'byName') return matcher.options === name;
+function matches(matcher, name, column, kind) {
+  if (matcher.id === 'byName') return [name, column].includes(matcher.options);
   if (matcher.id === 'byRegexp') return Boolean(toRegExp(String(matcher.options))?.test(name));
   if (matcher.id === 'byType') return matcher.options === kind;
-  return matcher.id === 'byNames' && (matcher.options?.names || []).includes(name);
+  return matcher.id === 'byNames' && (matcher.options?.names || []).some((one) => one === name || one === column);
 }
 
-/** Return the settings of the field with this displayed name. */
-export function settingsOf(panel, name, type = '') {
+/** Return the settings of the field with this displayed name. `column`: the name of its column, where labels make another one of it. */
+export function settingsOf(panel, name, type = '', column = name) {
   const defaults = panel.fieldConfig?.defaults || {};
   const settings = { ...defaults, custom: { ...(defaults.custom || {}) } };
   for (const override of panel.fieldConfig?.overrides || []) {
-    if (!matches(override.matcher, name, kindOf(type))) continue;
+    if (!matches(override.matcher, name, column, kindOf(type))) continue;
     for (const { id, value } of override.properties) {
       if (id.startsWith('custom.')) settings.custom[id.slice('custom.'.length)] = value;
       else settings[id] = value;

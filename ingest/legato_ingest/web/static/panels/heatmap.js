@@ -33,12 +33,20 @@ export async function drawHeatmap(element, panel, frames, context) {
   };
 }
 
+/** Return the buckets from the first to the last with counts, and the name of the one below them; null without counts. */
+function bucketsOf(frames, least) {
+  const all = toSeries(frames).sort((left, right) => boundOf(left.name) - boundOf(right.name));
+  const counts = (one) => one.values.some((value) => value !== null && value > least);
+  const first = all.findIndex(counts);
+  return first < 0 ? null : { series: all.slice(first, all.findLastIndex(counts) + 1), below: all[first - 1]?.name ?? null };
+}
+
 /** Return the buckets, ascending, and the matrix of counts by bucket and column; null without counts. */
 function modelOf(panel, frames, context) {
   const least = panel.options?.filterValues?.le ?? 0;
-  const series = toSeries(frames).filter((one) => one.values.some((value) => value !== null && value > least));
-  if (!series.length) return null;
-  series.sort((left, right) => boundOf(left.name) - boundOf(right.name));
+  const buckets = bucketsOf(frames, least);
+  if (!buckets) return null;
+  const { series, below } = buckets;
   const times = allTimes(series);
   const step = stepOf(times, context.interval_ms);
   const columns = Math.min(MOST_CELLS_ALONG, Math.round((times.at(-1) - times[0]) / step) + 1);
@@ -50,7 +58,7 @@ function modelOf(panel, frames, context) {
     counts[row][column] = (counts[row][column] ?? 0) + value;
     most = Math.max(most, counts[row][column]);
   }));
-  return { panel, context, step, first: times[0], columns, bounds: series.map((one) => one.name), counts, most, area: null };
+  return { panel, context, step, first: times[0], columns, bounds: series.map((one) => one.name), below, counts, most, area: null };
 }
 
 function boundOf(name) {
@@ -59,10 +67,11 @@ function boundOf(name) {
 }
 
 function boundText(model, row) {
-  if (row < 0) return '0';
-  const bound = boundOf(model.bounds[row]);
+  const name = row < 0 ? model.below : model.bounds[row];
+  if (name === null) return '0';
+  const bound = boundOf(name);
   if (Number.isFinite(bound)) return formatNumber(bound, model.panel.options?.yAxis?.unit, { trim: true });
-  return bound === Infinity && /inf/i.test(model.bounds[row]) ? '∞' : model.bounds[row];
+  return bound === Infinity && /inf/i.test(name) ? '∞' : name;
 }
 
 const countText = (model, count) => formatNumber(count, model.panel.options?.cellValues?.unit || 'short', { trim: true });

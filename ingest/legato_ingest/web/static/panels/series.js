@@ -6,9 +6,9 @@
 import { kindOf } from './fields.js';
 
 /**
- * Return the series of all frames: [{name, times, values}], each in ascending order of time.
+ * Return the series of all frames: [{name, column, times, values}], each in ascending order of time.
  *
- * Name: the label if there is one numeric column (or a column named Value), else the column and the label.
+ * Name: the label if there is one numeric column (or a column named Value), else the column and the label. `column`: the column's own name.
  */
 export function toSeries(frames) {
   const found = new Map();
@@ -36,7 +36,7 @@ function addColumn({ column, place, time, labels, alone }, found) {
     if (time.values[row] === null) continue;
     const name = seriesName(column.name, labels, row, alone);
     let series = found.get(name);
-    if (!series) found.set(name, (series = { name, place, times: [], values: [] }));
+    if (!series) found.set(name, (series = { name, column: column.name, place, times: [], values: [] }));
     series.times.push(time.values[row]);
     series.values.push(finite(column.values[row]));
   }

@@ -25,7 +25,7 @@ function modelOf(panel, frames, context, theme) {
   const model = { panel, context, times, step: stepOf(times, context.interval_ms), hidden: new Set(), bars: [], area: null };
   let free = 0;
   model.series = found.map((one) => {
-    const settings = settingsOf(panel, one.name, 'Float64');
+    const settings = settingsOf(panel, one.name, 'Float64', one.column);
     const fixed = settings.color?.mode === 'fixed' ? resolveColor(settings.color.fixedColor, theme) : null;
     const style = fixed ? { color: fixed, dash: 'solid' } : seriesStyle(free++, context.theme);
     const format = (value) => formatNumber(value, settings.unit, { decimals: settings.decimals ?? undefined });
