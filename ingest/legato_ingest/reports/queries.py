@@ -142,11 +142,18 @@ FROM (SELECT *, parts AS charged FROM verdicts FINAL WHERE {_BLAMED})
 GROUP BY cause
 ORDER BY excess_us DESC
 """
-# The number of stalls of 250 ms or more at the judged vantage, and how many of them have a verdict of any cause.
+# The number of stalls of 250 ms or more at the judged vantage, and how many of them have a verdict of any cause. Verdicts on a server's
+# stalls were withdrawn, with the cause `base`, if its client's stream arrived later; they count no stall of the client.
+_JUDGED = f"streams WHERE {_JUDGED_VANTAGE} AND outcome != 'running' AND {_WITHIN} AND {_FILTERS}"
 JUDGED_STALLS = f"""
 SELECT
-    (SELECT sum(stalls_250ms) FROM streams WHERE {_JUDGED_VANTAGE} AND outcome != 'running' AND {_WITHIN} AND {_FILTERS}) AS stalls,
-    (SELECT count() FROM verdicts FINAL WHERE gap_us >= {int(STALL_MS * 1000)} AND {_MATCHING}) AS judged
+    (SELECT sum(stalls_250ms) FROM {_JUDGED}) AS stalls,
+    (
+        SELECT count()
+        FROM verdicts FINAL
+        WHERE gap_us >= {int(STALL_MS * 1000)} AND {_MATCHING}
+            AND (tenant, trace_id, span_id) IN (SELECT tenant, trace_id, span_id FROM {_JUDGED})
+    ) AS judged
 """
 # One row per cause: the stalls that remain without it and their time, over the replayed streams. The row with the cause '' holds the same
 # streams unchanged.
