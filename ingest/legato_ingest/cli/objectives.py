@@ -41,24 +41,26 @@ _BUDGETS = (
     Column("bad", right=True),
     Column("budget left", right=True),
 )
-# One row per objective, service and vantage with streams; one row for an objective without streams.
+# One row per objective and tenant, service and vantage with streams; one row for an objective without streams.
 BUDGETS = f"""
 WITH
     budgets AS
     (
-        SELECT objective AS name, service_name, vantage, sum(judged) AS streams, sum(judged) - sum(good) AS bad
+        SELECT
+            objective AS name, stream_hours.tenant AS stream_tenant, service_name, vantage,
+            sum(judged) AS streams, sum(judged) - sum(good) AS bad
         FROM stream_hours FINAL
         WHERE minute > now() - INTERVAL {_DAYS} DAY AND judged > 0
-        GROUP BY name, service_name, vantage
+        GROUP BY name, stream_tenant, service_name, vantage
     )
 SELECT
     name, tenant, current_objectives.service AS service_pattern, current_objectives.model AS model_pattern,
     current_objectives.route AS route_pattern, target, gap_limit_us, first_output_limit_us,
-    service_name AS service, vantage, streams, bad, if(streams > 0, 1 - bad / (streams * (1 - target)), NULL) AS budget_left
+    stream_tenant, service_name AS service, vantage, streams, bad, if(streams > 0, 1 - bad / (streams * (1 - target)), NULL) AS budget_left
 FROM current_objectives
 LEFT JOIN budgets USING (name)
-ORDER BY rank, streams DESC, service, vantage
-LIMIT 1 BY name, service, vantage
+ORDER BY rank, streams DESC, stream_tenant, service, vantage
+LIMIT 1 BY name, stream_tenant, service, vantage
 LIMIT 1000
 """
 
@@ -110,7 +112,7 @@ def render(rows: Sequence[Row]) -> RenderableType:
     budgets = FittedTable(_BUDGETS, f"Error budget of the last {_DAYS} days")
     for row in rows:
         if int(row["streams"]):
-            where = f"{row['service'] or '(no service)'} · {row['vantage']}"
+            where = " · ".join(filter(None, (row["stream_tenant"], row["service"] or "(no service)", row["vantage"])))
             budgets.add_row(row["name"], where, count(int(row["streams"])), count(int(row["bad"])), _left(row["budget_left"]))
     return Group(limits, Text(), budgets if budgets.rows else Prose(f"no stream ended in the last {_DAYS} days"))
 
