@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Console, Group, RenderableType
@@ -15,6 +15,7 @@ from rich.text import Text
 from legato_ingest.cli.client import DEFAULT_URL
 from legato_ingest.cli.layout import Column, FittedTable, Prose, print_line
 from legato_ingest.cli.read import JsonOption, UrlOption, querying, reader_of, show
+from legato_ingest.cli.store_choice import StoreOption, store_settings
 from legato_ingest.objectives import ANY
 from legato_ingest.reports.format import DASH, clean, count, duration
 
@@ -84,9 +85,7 @@ def show_objectives(as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -
 
 
 @app.command("apply")
-def apply_objectives(
-    store: Annotated[str | None, typer.Option(help="chdb:///absolute/path of the store [env: LEGATO_STORE]", show_default=False)] = None,
-) -> None:
+def apply_objectives(store: StoreOption = None) -> None:
     """Apply the file LEGATO_OBJECTIVES_FILE after a change, and count the streams of all earlier minutes by it.
 
     If a running `legato serve` holds the store, the command runs inside it, with the file of its settings.
@@ -94,10 +93,10 @@ def apply_objectives(
     Example: legato objectives apply
     """
     from legato_ingest.cli.admin_client import objectives_apply as run
-    from legato_ingest.settings import load
 
+    settings = store_settings(store)
     with Console(stderr=True).status("computing …"):
-        done = run(load(store=store))
+        done = run(settings)
     changed = "applied" if done["changed"] else "unchanged"
     print_line(f"{done['objectives']} objectives {changed}; {done['minutes']:,} minutes computed, {done['seconds']:.1f} s")
 
