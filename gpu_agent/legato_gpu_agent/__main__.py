@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         from legato_gpu_agent.agent.self_metrics import SelfMetrics
         from legato_gpu_agent.agent.settings import Settings, SettingsError
     except ModuleNotFoundError as error:
-        _fail(f"{error.name} is not installed; install what the agent needs with: pip install 'legato-gpu-agent[agent]'")
+        _fail(f"{error.name} is not installed; install what the agent needs, in a checkout of Legato: pip install './gpu_agent[agent]'")
 
     log = _logger()
     given = {

@@ -46,10 +46,16 @@ NAME = (
 )
 
 _PATTERN_BYTES_MAX = 256
+# 30 years: in effect no limit. The store has whole µs.
+_LIMIT_MS_MAX, _LIMIT_MS_MIN = 1e12, 0.001
 
 
 def _pattern(what: str) -> Any:
     return Field(default=ANY, min_length=1, max_length=_PATTERN_BYTES_MAX, description=f"Pattern of {what}; `*` stands for any characters")
+
+
+def _limit(default: float, description: str) -> Any:
+    return Field(default=default, ge=_LIMIT_MS_MIN, le=_LIMIT_MS_MAX, allow_inf_nan=False, description=description)
 
 
 class Objective(BaseModel):
@@ -63,10 +69,8 @@ class Objective(BaseModel):
     model: str = _pattern("the model")
     route: str = _pattern("the route")
     target: float = Field(default=SLO_TARGET, gt=0, le=0.999999, description="Share of the streams that has to be good: 0.99 for 99 %")
-    gap_limit_ms: float = Field(default=SLO_GAP_MS, gt=0, description="A stream with a longer gap, in ms, is not good")
-    first_output_limit_ms: float = Field(
-        default=SLO_FIRST_OUTPUT_MS, gt=0, description="A stream with a later first output, in ms after its start, is not good"
-    )
+    gap_limit_ms: float = _limit(SLO_GAP_MS, "A stream with a longer gap, in ms, is not good")
+    first_output_limit_ms: float = _limit(SLO_FIRST_OUTPUT_MS, "A stream with a later first output, in ms after its start, is not good")
 
     @property
     def gap_limit_us(self) -> int:

@@ -48,6 +48,7 @@ examples:
 _BOOTSTRAP = pathlib.Path(__file__).parent / "_bootstrap"
 _OPTIONS = {"--service-name": "OTEL_SERVICE_NAME", "--endpoint": "LEGATO_ENDPOINT"}
 _EXPORTER = "opentelemetry.exporter.otlp.proto.http"
+_NO_EXPORTER = "the OTLP exporter is missing; in a checkout of Legato: pip install './sdk[otlp]'"
 _NOT_FOUND, _NOT_RUN = 127, 126
 
 
@@ -108,11 +109,11 @@ def _hindrance(environ: Mapping[str, str]) -> str:
     """Return why Legato cannot record in this environment; an empty string if it can."""
     try:
         Settings.from_env(environ)
-        return "" if importlib.util.find_spec(_EXPORTER) else "the OTLP exporter is missing: pip install 'legato[otlp]'"
+        return "" if importlib.util.find_spec(_EXPORTER) else _NO_EXPORTER
     except ConfigurationError as error:
         return str(error)
     except ImportError:
-        return "the OTLP exporter is missing: pip install 'legato[otlp]'"
+        return _NO_EXPORTER
 
 
 def _run(launch: _Launch) -> NoReturn:

@@ -43,7 +43,8 @@ def _made(endpoint: str | None, service_name: str | None, service_version: str |
     try:
         from legato._provider import Provider, resource_of
     except ImportError as error:
-        raise ConfigurationError("legato.configure() needs the OTLP exporter: pip install 'legato[otlp]'") from error
+        needed = "legato.configure() needs the OTLP exporter; in a checkout of Legato: pip install './sdk[otlp]'"
+        raise ConfigurationError(needed) from error
     base = (endpoint or settings().endpoint).rstrip("/")
     headers = {"Authorization": f"Bearer {settings().token}"} if settings().token else None
     interval_s = max(1, settings().export_interval_ms) / 1000

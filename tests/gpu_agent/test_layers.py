@@ -174,6 +174,6 @@ def test_the_command_without_its_extra_names_the_remedy() -> None:
     run = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False)
     assert run.returncode == 1 and run.stdout == "" and run.stderr.count("\n") == 1
     assert run.stderr.startswith("legato-gpu-agent: ") and "is not installed" in run.stderr
-    assert run.stderr.endswith("pip install 'legato-gpu-agent[agent]'\n")
+    assert run.stderr.endswith("pip install './gpu_agent[agent]'\n")
     help_text = subprocess.run([sys.executable, "-I", "-S", "-c", code, "--help"], capture_output=True, text=True, check=True).stdout
     assert "LEGATO_ENDPOINT" in help_text

@@ -150,14 +150,14 @@ def test_without_chdb_an_embedded_store_names_the_extra(tmp_path: pathlib.Path) 
     script = "import sys; sys.argv = ['legato', 'serve']; from legato_ingest.cli.main import main; main()"
     environ = {"LEGATO_STORE": f"chdb://{tmp_path / 'store'}", "PYTHONPATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 1 and "pip install 'legato-ingest[chdb]'" in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert done.returncode == 1 and "pip install './ingest[chdb]'" in done.stderr and "Traceback" not in done.stderr, done.stderr
 
 
 def test_the_sdk_alone(tmp_path: pathlib.Path) -> None:
     """It records with its one dependency, and says what an export needs."""
     made = environment(tmp_path / "sdk", wheel_of(ROOT / "sdk", tmp_path / "wheel"))
     done = made.run("python", "-c", "import legato, legato.asgi; print(*legato.wrap(iter('ab')), legato.__file__); legato.configure()")
-    assert done.stdout.startswith(f"a b {made.folder}") and "pip install 'legato[otlp]'" in done.stderr, done
+    assert done.stdout.startswith(f"a b {made.folder}") and "pip install './sdk[otlp]'" in done.stderr, done
 
 
 def test_the_agent_alone(tmp_path: pathlib.Path) -> None:

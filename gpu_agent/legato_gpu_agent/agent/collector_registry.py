@@ -79,7 +79,7 @@ class CollectorRegistry:
             from legato_gpu_agent.collectors.trtllm_iterations import Iterations
             from legato_gpu_agent.collectors.trtllm_requests import PerfMetrics
         except ImportError as error:
-            command = "pip install 'legato-gpu-agent[agent,events]'"
+            command = "in a checkout of Legato, pip install './gpu_agent[agent,events]'"
             raise SettingsError(f"{error.name} is not installed; it is needed to read an engine's steps and events: {command}") from None
         emit, every_s, boot_id = self._buffer.add_datagram, settings.sample_ms / 1000, Proc(settings.proc).boot_id()
         steps: dict[str, ForwardPasses | Iterations] = {}

@@ -164,7 +164,7 @@ def _prefix_cache(result: BlameResult) -> list[RenderableType]:
     out: list[RenderableType] = [Text(), Text("Prefix cache (earlier first tokens)", style="bold")]
     for row in rows:
         cached, asked, requests = int(row["cached_tokens"]), int(row["prompt_tokens"]), int(row["requests"])
-        line = f"{row['engine_id']}: {share(cached, asked)} of {count(asked)} prompt tokens were cached"
+        line = f"{_engine(row)}: {share(cached, asked)} of {count(asked)} prompt tokens were cached"
         if row["token_us"] is None:
             line += "; the time saved is not known: too few steps with prompts were recorded"
         else:
@@ -185,7 +185,7 @@ def _speculation(result: BlameResult) -> list[RenderableType]:
         lost, whole, drafted = round(row["lost_us"]), round(row["generating_us"]), int(row["drafted"])
         out.append(
             Prose(
-                f"{row['engine_id']}: {share(int(row['accepted']), drafted)} of {count(drafted)} drafted tokens kept, "
+                f"{_engine(row)}: {share(int(row['accepted']), drafted)} of {count(drafted)} drafted tokens kept, "
                 f"{ratio(row['tokens_per_step'])} tokens per step, in the worst 10 s {ratio(row['tokens_per_step_worst'])}; "
                 f"below its own mean: {duration(lost)} of {duration(whole)} of generation ({share(lost, whole)})"
             )
@@ -194,12 +194,17 @@ def _speculation(result: BlameResult) -> list[RenderableType]:
         drafted, worst = int(row["drafted"]), int(row["drafted_worst"])
         out.append(
             Prose(
-                f"{row['engine_id']}: {share(int(row['accepted']), drafted)} of {count(drafted)} drafted tokens kept (scraped metrics), "
+                f"{_engine(row)}: {share(int(row['accepted']), drafted)} of {count(drafted)} drafted tokens kept (scraped metrics), "
                 f"in the worst minute {share(int(row['accepted_worst']), worst)} of {count(worst)}; below its own mean: "
                 f"{count(round(row['lost_tokens']))} tokens fewer; the lost time is not known, because its steps report no drafts"
             )
         )
     return out
+
+
+def _engine(row: Row) -> str:
+    """The engine, after its tenant if it has one: tenants may give the same id to an engine."""
+    return " · ".join(filter(None, (row["tenant"], row["engine_id"])))
 
 
 def _events(rows: Sequence[Row]) -> FittedTable:

@@ -16,7 +16,7 @@ __all__ = ["view"]
 
 _CELL = re.compile(r"(?<!\\)\|")
 # An escaped character, which is text, or the mark of code.
-_MARK = re.compile(r"\\([\\`\[\]<>|])|`")
+_MARK = re.compile(r"\\([\\`\[\]<>&|])|`")
 # Figures, times and ids stay in one line; other cells are texts, which may be folded.
 _WHOLE = re.compile(r"[\d.,:%≥ –-]*(?:(?:µs|ms|s|min|of)[\d.,% ]*)*|unknown|[0-9a-f]{32}")
 _FOLDS = 26

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Console, Group, RenderableType
@@ -15,6 +15,7 @@ from rich.text import Text
 from legato_ingest.cli.client import DEFAULT_URL
 from legato_ingest.cli.layout import Column, FittedTable, Prose, print_line
 from legato_ingest.cli.read import JsonOption, UrlOption, querying, reader_of, show
+from legato_ingest.cli.store_choice import StoreOption, store_settings
 from legato_ingest.objectives import ANY
 from legato_ingest.reports.format import DASH, clean, count, duration
 
@@ -41,24 +42,26 @@ _BUDGETS = (
     Column("bad", right=True),
     Column("budget left", right=True),
 )
-# One row per objective, service and vantage with streams; one row for an objective without streams.
+# One row per objective and tenant, service and vantage with streams; one row for an objective without streams.
 BUDGETS = f"""
 WITH
     budgets AS
     (
-        SELECT objective AS name, service_name, vantage, sum(judged) AS streams, sum(judged) - sum(good) AS bad
+        SELECT
+            objective AS name, stream_hours.tenant AS stream_tenant, service_name, vantage,
+            sum(judged) AS streams, sum(judged) - sum(good) AS bad
         FROM stream_hours FINAL
         WHERE minute > now() - INTERVAL {_DAYS} DAY AND judged > 0
-        GROUP BY name, service_name, vantage
+        GROUP BY name, stream_tenant, service_name, vantage
     )
 SELECT
     name, tenant, current_objectives.service AS service_pattern, current_objectives.model AS model_pattern,
     current_objectives.route AS route_pattern, target, gap_limit_us, first_output_limit_us,
-    service_name AS service, vantage, streams, bad, if(streams > 0, 1 - bad / (streams * (1 - target)), NULL) AS budget_left
+    stream_tenant, service_name AS service, vantage, streams, bad, if(streams > 0, 1 - bad / (streams * (1 - target)), NULL) AS budget_left
 FROM current_objectives
 LEFT JOIN budgets USING (name)
-ORDER BY rank, streams DESC, service, vantage
-LIMIT 1 BY name, service, vantage
+ORDER BY rank, streams DESC, stream_tenant, service, vantage
+LIMIT 1 BY name, stream_tenant, service, vantage
 LIMIT 1000
 """
 
@@ -82,9 +85,7 @@ def show_objectives(as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -
 
 
 @app.command("apply")
-def apply_objectives(
-    store: Annotated[str | None, typer.Option(help="chdb:///absolute/path of the store [env: LEGATO_STORE]", show_default=False)] = None,
-) -> None:
+def apply_objectives(store: StoreOption = None) -> None:
     """Apply the file LEGATO_OBJECTIVES_FILE after a change, and count the streams of all earlier minutes by it.
 
     If a running `legato serve` holds the store, the command runs inside it, with the file of its settings.
@@ -92,10 +93,10 @@ def apply_objectives(
     Example: legato objectives apply
     """
     from legato_ingest.cli.admin_client import objectives_apply as run
-    from legato_ingest.settings import load
 
+    settings = store_settings(store)
     with Console(stderr=True).status("computing …"):
-        done = run(load(store=store))
+        done = run(settings)
     changed = "applied" if done["changed"] else "unchanged"
     print_line(f"{done['objectives']} objectives {changed}; {done['minutes']:,} minutes computed, {done['seconds']:.1f} s")
 
@@ -110,7 +111,7 @@ def render(rows: Sequence[Row]) -> RenderableType:
     budgets = FittedTable(_BUDGETS, f"Error budget of the last {_DAYS} days")
     for row in rows:
         if int(row["streams"]):
-            where = f"{row['service'] or '(no service)'} · {row['vantage']}"
+            where = " · ".join(filter(None, (row["stream_tenant"], row["service"] or "(no service)", row["vantage"])))
             budgets.add_row(row["name"], where, count(int(row["streams"])), count(int(row["bad"])), _left(row["budget_left"]))
     return Group(limits, Text(), budgets if budgets.rows else Prose(f"no stream ended in the last {_DAYS} days"))
 

@@ -24,7 +24,8 @@ __all__ = ["ReportQuery", "as_json", "fetch", "no_streams", "render"]
 _NO_STREAMS = (
     "no streams yet\n\nTo record some:\n"
     "  make demo                         replays and records real streams on this host\n"
-    "  legato.configure()                in your application, then legato.instrument_openai()\n"
+    "  python -m legato run app.py       in front of your application, without a change of its code\n"
+    "  legato.configure()                in your application, then legato.instrument()\n"
     "  OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:4318\n"
     "                                    for any application that already uses OpenTelemetry"
 )

@@ -10,6 +10,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,8 +22,9 @@ from legato_ingest.cli.layout import Column, FittedTable, Prose
 from legato_ingest.errors import LegatoError
 from legato_ingest.objectives import DEFAULT
 from legato_ingest.reports.format import clean, count
+from legato_ingest.reports.time_range import utc
 
-__all__ = ["RULES", "as_json", "fetch", "render"]
+__all__ = ["RULES", "BurnRates", "as_json", "fetch", "render"]
 
 RULES = {"itl_burn": "ITL goodput", "ttft_burn": "first output", "reader_burn": "end users' own stalls"}
 _NOW = re.compile(r"\bnow\(\) AS at,")
@@ -42,7 +44,17 @@ _COLUMNS = (
 )
 
 
-def fetch(reader: Reader, folder: pathlib.Path, service: str = "", tenant: str = "", at_s: int = 0) -> list[Row]:
+@dataclass(frozen=True, slots=True)
+class BurnRates:
+    """The rows of the rules, and what was asked for: a service and a tenant (empty: any), and a moment (unix s; 0: now)."""
+
+    rows: list[Row]
+    service: str = ""
+    tenant: str = ""
+    at_s: int = 0
+
+
+def fetch(reader: Reader, folder: pathlib.Path, service: str = "", tenant: str = "", at_s: int = 0) -> BurnRates:
     """Return one row per rule, service, vantage, objective and severity: firing rules first, pages before tickets. Raises ``LegatoError``.
 
     ``service``, ``tenant``: only these; empty: any. ``at_s``: the moment (unix s) for which the rules are evaluated; 0: now.
@@ -60,18 +72,20 @@ def fetch(reader: Reader, folder: pathlib.Path, service: str = "", tenant: str =
         rows += [{"rule": name, **row, "firing": bool(row["firing"])} for row in reader.rows(sql)]
     rows = [row for row in rows if service in ("", row["service"]) and tenant in ("", row["tenant"])]
     names = ("rule", "service", "vantage", "objective")
-    return sorted(rows, key=lambda row: (not row["firing"], row["severity"] != "page", -row["burn_rate"], *(row[name] for name in names)))
+    rows.sort(key=lambda row: (not row["firing"], row["severity"] != "page", -row["burn_rate"], *(row[name] for name in names)))
+    return BurnRates(rows, service, tenant, at_s)
 
 
-def as_json(rows: list[Row]) -> list[Row]:
+def as_json(found: BurnRates) -> list[Row]:
     """Return the rows unchanged."""
-    return rows
+    return found.rows
 
 
-def render(rows: list[Row]) -> RenderableType:
+def render(found: BurnRates) -> RenderableType:
     """Return the rows for a terminal."""
+    rows = found.rows
     if not rows:
-        return Text("no stream ended in the last three days: no budget burns")
+        return Prose(_nothing(found))
     targets = {row["objective"]: float(row["target"]) for row in sorted(rows, key=lambda row: row["objective"] != DEFAULT)}
     head = Prose("\n".join(_objective(name, target, named=len(targets) > 1) for name, target in targets.items()))
     table = FittedTable(_COLUMNS)
@@ -90,6 +104,14 @@ def render(rows: list[Row]) -> RenderableType:
             messages += [Prose(f"  {command}") for command in _next(row)]
     quiet = len({_budget(row) for row in rows} - {_budget(row) for row in burning})
     return Group(head, _firing(rows), Text(""), table, *messages, Text(f"\n{quiet} budgets have no bad streams" if quiet else ""))
+
+
+def _nothing(found: BurnRates) -> str:
+    """Return that there is no row, and of what and when."""
+    given = (("service", found.service), ("tenant", found.tenant))
+    which = "".join(f" of the {word} {name}" for word, name in given if name)
+    when = f"in the three days before {utc(found.at_s * 10**9)} UTC" if found.at_s else "in the last three days"
+    return clean(f"no stream{which} ended {when}: no budget burns")
 
 
 def _firing(rows: list[Row]) -> Text:

@@ -108,7 +108,7 @@ def copy(
             error=True,
         )
     if wrong:
-        raise LegatoError(f"{len(wrong)} of {len(moved)} partitions differ: the server has other rows in them")
+        raise LegatoError(f"{len(wrong)} of {len(moved)} partitions differ: the server has other rows in them; copy into an empty database")
     print_line(
         f"{len(moved)} partitions, {rows:,} rows: counts and checksums are equal on both sides ({copied} partitions were copied now)"
     )

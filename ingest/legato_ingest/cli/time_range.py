@@ -7,7 +7,7 @@ parses; the range itself is ``reports.time_range.TimeRange``.
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, time
 
 import typer
 
@@ -16,7 +16,9 @@ from legato_ingest.reports.time_range import TimeRange, utc
 
 __all__ = ["moment_of", "time_range"]
 
-_TODAY = re.compile(r"\d{1,2}:\d{2}(:\d{2})?")
+_TODAY = re.compile(r"(\d{1,2})(:\d{2}(?::\d{2})?)(Z|[+-]\d{2}:?\d{2})?")
+# The store's times end in the year 2262.
+_NS_MAX = 2**63 - 1
 _EXPECTED = "write 2026-11-23T14:05, '2026-11-23 14:05:30', 14:05 (today), with +01:00 or local for another zone than UTC"
 
 
@@ -35,14 +37,16 @@ def moment_of(text: str, option: str) -> int:
     given, zone = text.strip(), UTC
     if given.endswith("local"):
         given, zone = given.removesuffix("local").strip(), None  # type: ignore[assignment]
-    if _TODAY.fullmatch(given):
-        given = f"{datetime.now(zone):%Y-%m-%d}T{given.zfill(5)}"
     try:
+        if today := _TODAY.fullmatch(given):
+            hour, rest, offset = today.groups()
+            day = datetime.now(time.fromisoformat(f"00:00{offset}").tzinfo if offset else zone)
+            given = f"{day:%Y-%m-%d}T{hour:0>2}{rest}{offset or ''}"
         moment = datetime.fromisoformat(given)
-    except ValueError:
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=UTC) if zone else moment.astimezone()
+        elif zone is None:
+            raise typer.BadParameter(f"{text!r} has two zones: {_EXPECTED}", param_hint=option)
+    except (ValueError, OverflowError):
         raise typer.BadParameter(f"{text!r} is no time: {_EXPECTED}", param_hint=option) from None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC) if zone else moment.astimezone()
-    elif zone is None:
-        raise typer.BadParameter(f"{text!r} has two zones: {_EXPECTED}", param_hint=option)
-    return max(0, round(moment.timestamp() * 1e6)) * 1_000
+    return min(max(0, round(moment.timestamp() * 1e6)) * 1_000, _NS_MAX)

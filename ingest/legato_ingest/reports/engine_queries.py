@@ -56,26 +56,26 @@ WITH
     stretches AS
     (
         SELECT
-            engine_id, intDiv(toUnixTimestamp64Milli(recorded_at), 10000) AS stretch, sum(decode_requests) AS requests,
+            tenant, engine_id, intDiv(toUnixTimestamp64Milli(recorded_at), 10000) AS stretch, sum(decode_requests) AS requests,
             sum(draft_tokens) AS drafts, sum(accepted_tokens) AS kept, sum(toUInt64(interval_us) * decode_requests) AS request_us
         FROM engine_steps FINAL
         WHERE {_DRAFTING}
-        GROUP BY engine_id, stretch
+        GROUP BY tenant, engine_id, stretch
     ),
     usual AS
     (
-        SELECT engine_id, 1 + sum(kept) / sum(requests) AS mean_tokens, sum(request_us) / sum(requests) AS step_us
+        SELECT tenant, engine_id, 1 + sum(kept) / sum(requests) AS mean_tokens, sum(request_us) / sum(requests) AS step_us
         FROM stretches
-        GROUP BY engine_id
+        GROUP BY tenant, engine_id
     )
 SELECT
-    engine_id, sum(drafts) AS drafted, sum(kept) AS accepted, any(mean_tokens) AS tokens_per_step,
+    tenant, engine_id, sum(drafts) AS drafted, sum(kept) AS accepted, any(mean_tokens) AS tokens_per_step,
     min(1 + kept / requests) AS tokens_per_step_worst,
     sum(greatest(0, mean_tokens - 1 - kept / requests) * requests / mean_tokens * step_us) AS lost_us, sum(request_us) AS generating_us
 FROM stretches
-INNER JOIN usual USING (engine_id)
-GROUP BY engine_id
-ORDER BY lost_us DESC
+INNER JOIN usual USING (tenant, engine_id)
+GROUP BY tenant, engine_id
+ORDER BY lost_us DESC, tenant, engine_id
 LIMIT {{limit:UInt32}}
 """
 

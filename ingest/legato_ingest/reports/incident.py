@@ -27,6 +27,8 @@ _RANGE = "start_time >= fromUnixTimestamp64Nano({from_ns:Int64}) AND start_time 
 _BEFORE = "start_time >= fromUnixTimestamp64Nano({before_ns:Int64}) AND start_time < fromUnixTimestamp64Nano({from_ns:Int64})"
 _BOTH = "start_time >= fromUnixTimestamp64Nano({before_ns:Int64}) AND start_time < fromUnixTimestamp64Nano({to_ns:Int64})"
 _WHICH = "({service:String} = '' OR service_name = {service:String}) AND ({tenant:String} = '' OR tenant = {tenant:String})"
+# What GitHub and GitLab make a link or a mention of: addresses, names of people, numbers of issues.
+_LINKED = re.compile(r"://|www\.|@|#", re.IGNORECASE)
 # An incident has begun in the first minute with three bad streams or more that are a tenth of the minute's streams.
 _BAD_MIN, _SHARE_MIN = 3, 0.1
 BAD = f"""
@@ -238,7 +240,7 @@ def _changes(incident: Incident) -> Iterator[str]:
     yield "## What changed"
     yield ""
     lines = [
-        f"{row['first_at']}: new {row['what']} `{row['value'].replace('`', '´')}` of {_name(row['service']) or '(no service)'}"
+        f"{row['first_at']}: new {row['what']} {_code(row['value'])} of {_name(row['service']) or '(no service)'}"
         for row in incident.changes
     ]
     for row in incident.bad:
@@ -262,8 +264,17 @@ def _table(head: Sequence[str], rows: Iterator[Sequence[str]] | Any) -> Iterator
 
 
 def _name(text: Any) -> str:
-    """A name from a sender, which must stay text in Markdown: `[Log in](https://…)` is no link."""
-    return re.sub(r"([\\`\[\]<>])", r"\\\1", str(text))
+    """A name from a sender, which must stay text in Markdown: `[Log in](https://…)` is no link, and `@someone` tells no one.
+
+    GitHub and GitLab make links of addresses and mentions of names also where they are escaped, but not in code.
+    """
+    name = str(text)
+    return _code(name) if _LINKED.search(name) else re.sub(r"([\\`\[\]<>&])", r"\\\1", name)
+
+
+def _code(text: str) -> str:
+    """The text as code in Markdown."""
+    return f"`{text.replace('`', '´')}`"
 
 
 def _int(value: Any) -> int | None:

@@ -41,6 +41,11 @@ _SERVED = (
     f"recorded_at >= {_SINCE} - toIntervalHour(1)"
     " AND recorded_at >= if({from_ns:Int64} = 0, toDateTime64(0, 9), fromUnixTimestamp64Nano({from_ns:Int64}) - toIntervalHour(1))"
 )
+# The same for a server's stream, by the day of its start.
+_SERVED_DAY = (
+    f"day >= toDate32({_SINCE} - toIntervalHour(1))"
+    " AND day >= toDate32(if({from_ns:Int64} = 0, toDateTime64(0, 9), fromUnixTimestamp64Nano({from_ns:Int64})) - toIntervalHour(1))"
+)
 _FILTERS = (
     "({model:String} = '' OR model = {model:String}) AND ({service:String} = '' OR service_name = {service:String}) "
     "AND ({vantage:String} = '' OR vantage = {vantage:String})"
@@ -142,11 +147,18 @@ FROM (SELECT *, parts AS charged FROM verdicts FINAL WHERE {_BLAMED})
 GROUP BY cause
 ORDER BY excess_us DESC
 """
-# The number of stalls of 250 ms or more at the judged vantage, and how many of them have a verdict of any cause.
+# The number of stalls of 250 ms or more at the judged vantage, and how many of them have a verdict of any cause. Verdicts on a server's
+# stalls were withdrawn, with the cause `base`, if its client's stream arrived later; they count no stall of the client.
+_JUDGED = f"streams WHERE {_JUDGED_VANTAGE} AND outcome != 'running' AND {_WITHIN} AND {_FILTERS}"
 JUDGED_STALLS = f"""
 SELECT
-    (SELECT sum(stalls_250ms) FROM streams WHERE {_JUDGED_VANTAGE} AND outcome != 'running' AND {_WITHIN} AND {_FILTERS}) AS stalls,
-    (SELECT count() FROM verdicts FINAL WHERE gap_us >= {int(STALL_MS * 1000)} AND {_MATCHING}) AS judged
+    (SELECT sum(stalls_250ms) FROM {_JUDGED}) AS stalls,
+    (
+        SELECT count()
+        FROM verdicts FINAL
+        WHERE gap_us >= {int(STALL_MS * 1000)} AND {_MATCHING}
+            AND (tenant, trace_id, span_id) IN (SELECT tenant, trace_id, span_id FROM {_JUDGED})
+    ) AS judged
 """
 # One row per cause: the stalls that remain without it and their time, over the replayed streams. The row with the cause '' holds the same
 # streams unchanged.
@@ -218,6 +230,12 @@ LEFT JOIN
 ORDER BY excess_us DESC
 """
 
+# Whether a stream is of the engine: by its request, or by its trace if a single engine served that (a client does not know the engine).
+_OF_ENGINE = f"""({{engine:String}} = ''
+            OR (tenant, response_id) IN
+                (SELECT tenant, response_id FROM engine_requests WHERE {_SERVED} AND engine_id = {{engine:String}} AND response_id != '')
+            OR (tenant, trace_id) IN
+                (SELECT tenant, trace_id FROM stream_engines WHERE {_SERVED_DAY} AND engine_id = {{engine:String}}))"""
 # The parts of the time to the first token. The client's time minus the server's is the network (without a client nothing is known of it);
 # the engine's clock gives the queue time and the prefill time (first step included); the rest of the server's time is the front end.
 FIRST_TOKENS = f"""
@@ -226,7 +244,7 @@ WITH
     (
         SELECT tenant, trace_id, response_id, ttft_us, ttft_us > first_output_limit_us AS is_late, first_output_limit_us
         FROM streams
-        WHERE {_TTFT_VANTAGE} AND ttft_us IS NOT NULL AND {_WITHIN} AND {_FILTERS}
+        WHERE {_TTFT_VANTAGE} AND ttft_us IS NOT NULL AND {_WITHIN} AND {_FILTERS} AND {_OF_ENGINE}
     ),
     server AS
     (

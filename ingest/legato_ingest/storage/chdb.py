@@ -133,7 +133,7 @@ class EmbeddedStore(ClientStore):
         try:
             return clickhouse_connect.get_client(interface="chdb", path=str(self._path), chdb_options=options)
         except ImportError as error:
-            hint = "pip install 'legato-ingest[chdb]', or name a ClickHouse server in LEGATO_STORE"
+            hint = "in a checkout of Legato, pip install './ingest[chdb]', or name a ClickHouse server in LEGATO_STORE"
             raise SettingsError(f"an embedded store needs the package chdb, which is missing: {hint}") from error
 
     def _connect_reader(self, settings: Mapping[str, int | str], filters: str) -> Client:

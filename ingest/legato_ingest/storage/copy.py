@@ -2,7 +2,7 @@
 
 A copy works partition by partition and skips partitions that are the same on both sides, so an interrupted copy continues when it is
 repeated. Rows are copied in ClickHouse's format Native, unchanged. A partition counts as copied if row count and row checksum agree
-afterwards. The source is not changed.
+afterwards. The source is not changed, and no row of the target that the source lacks is removed.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import pyarrow.compute as pc
+
 from legato_ingest.quoting import literal
 from legato_ingest.storage.store import Store
 
 __all__ = ["CopiedPartition", "RowChecksum", "checksum_of", "copy_rows", "partitions_of", "tables_of"]
 
-_ROWS_MAX = 50_000
+_ROWS_MAX, _HASHES_MAX = 50_000, 1_000_000
+_HASH = "cityHash64(toString(tuple(*)))"
 # Applied schema files and running instances: they describe the store itself, not its data.
 _OWN = ("schema_migrations", "writers", "leases")
 
@@ -63,19 +66,23 @@ def checksum_of(store: Store, table: str, merged: bool, partition: str = "") -> 
     """Return the row checksum of a table (``table`` or ``database.table``) or of one of its partitions."""
     where = f"WHERE _partition_id = {literal(partition)}" if partition else ""
     final = "FINAL" if merged else ""
-    ((rows, checksum),) = store.select(
-        f"SELECT count(), sum(cityHash64(toString(tuple(*)))) FROM {table} {final} {where} SETTINGS max_threads = 0"
-    )
+    ((rows, checksum),) = store.select(f"SELECT count(), sum({_HASH}) FROM {table} {final} {where} SETTINGS max_threads = 0")
     return RowChecksum(int(rows), int(checksum or 0))
 
 
 def copy_rows(source: Store, target: Store) -> Iterator[CopiedPartition]:
-    """Copy the partitions that differ, one at a time. Both stores have the schema of this version. Raises ``StoreError``."""
+    """Copy the partitions that differ, one at a time. Both stores have the schema of this version. Raises ``StoreError``.
+
+    A table whose duplicates ClickHouse does not merge is left as it is in a partition in which the target has other rows.
+    """
     for table, merged in tables_of(source).items():
         for partition in partitions_of(source, table):
             wanted = checksum_of(source, table, merged, partition)
             found = checksum_of(target, table, merged, partition)
             if wanted == found:
+                yield CopiedPartition(table, partition, wanted, found, copied=False)
+                continue
+            if not merged and _has_others(source, target, table, partition, found.rows):
                 yield CopiedPartition(table, partition, wanted, found, copied=False)
                 continue
             if not merged and found.rows:
@@ -85,9 +92,21 @@ def copy_rows(source: Store, target: Store) -> Iterator[CopiedPartition]:
             yield CopiedPartition(table, partition, wanted, checksum_of(target, table, merged, partition), copied=True)
 
 
+def _has_others(source: Store, target: Store, table: str, partition: str, rows: int) -> bool:
+    """Return whether the target has rows in the partition that the source lacks. ``rows``: how many the target has."""
+    slices = -(-rows // _HASHES_MAX)
+    for number in range(slices):
+        where = f"_partition_id = {literal(partition)} AND modulo({_HASH}, {slices}) = {number}"
+        sql = f"SELECT DISTINCT {_HASH} AS hash FROM {table} WHERE {where}"
+        here, there = (store.select_arrow(sql)["hash"] for store in (source, target))
+        if not pc.all(pc.is_in(there, value_set=here), min_count=0).as_py():
+            return True
+    return False
+
+
 def _copy(source: Store, target: Store, table: str, merged: bool, partition: str, rows: int) -> None:
     """Copy one partition in slices of at most about 50,000 rows."""
     slices, final = -(-rows // _ROWS_MAX), "FINAL" if merged else ""
     for number in range(slices):
-        where = f"_partition_id = {literal(partition)} AND modulo(cityHash64(toString(tuple(*))), {slices}) = {number}"
+        where = f"_partition_id = {literal(partition)} AND modulo({_HASH}, {slices}) = {number}"
         target.insert_native(table, source.query_bytes(f"SELECT * FROM {table} {final} WHERE {where}", fmt="Native"))

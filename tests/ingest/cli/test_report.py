@@ -77,6 +77,8 @@ def test_no_stream_matches_is_not_no_streams_yet() -> None:
     query = ReportQuery(TimeRange(7 * 86_400), model="m", vantage="client")
     hint, left = str(no_streams(query, store_has_streams=False)), str(no_streams(query, store_has_streams=True))
     assert hint.startswith("no streams yet\n") and "make demo" in hint
+    # As the documentation has it: all libraries, not one alone.
+    assert "python -m legato run app.py" in hint and "legato.instrument()" in hint and "openai" not in hint
     assert left.startswith("no stream matches in the last 7 days, model m, vantage client:") and "make demo" not in left
     assert "and the other filters" in str(no_streams(query, store_has_streams=True, also=True))
     assert as_json([], ReportQuery())["groups"] == []

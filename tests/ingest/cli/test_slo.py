@@ -13,7 +13,7 @@ from rich.console import Console
 
 from helpers.servers.reading import reading
 from legato_ingest.cli.client import Reader
-from legato_ingest.cli.slo import fetch, render
+from legato_ingest.cli.slo import BurnRates, as_json, fetch, render
 from legato_ingest.errors import LegatoError
 from legato_ingest.objectives import Objective
 from legato_ingest.storage import Store
@@ -40,11 +40,11 @@ def minute(store: Store, judged: int, bad: int, service: str = "s\x1b[31m", obje
     store.insert("stream_minutes", pa.table(row))
 
 
-def page(rows: list[dict[str, object]]) -> str:
+def page(found: BurnRates) -> str:
     """The printed text."""
     console = Console(width=140)
     with console.capture() as capture:
-        console.print(render(rows), markup=False)
+        console.print(render(found), markup=False)
     return capture.get()
 
 
@@ -53,11 +53,12 @@ def test_a_burning_service_is_first(store: Store) -> None:
     minute(store, 200, 100)
     minute(store, 200, 0, service="calm")
     with reading(store) as url:
-        rows = fetch(Reader(url), DASHBOARDS)
+        found = fetch(Reader(url), DASHBOARDS)
+    rows = as_json(found)
     first = rows[0]
     assert (first["rule"], first["severity"], first["firing"], first["burn_rate"]) == ("itl_burn", "page", True, 50)
     assert [int(first[name]) for name in ("bad", "streams", "users_bad", "users")] == [100, 200, 100, 200]
-    shown = page(rows)
+    shown = page(found)
     assert shown.splitlines()[1].rstrip() == "firing: 1 page"
     assert "ITL goodput" in shown and "fires" in shown and "50.00" in shown and "1 h" in shown and "calm" not in shown
     assert "100 of 200 streams were bad in the last 60 minutes (100 of 200 end users)" in " ".join(shown.split())
@@ -76,19 +77,20 @@ def test_each_objective_has_budgets(store: Store) -> None:
     minute(store, 200, 100, service="shop")
     minute(store, 200, 100, service="old", objective="removed-since")
     with reading(store) as url:
-        rows = fetch(Reader(url), DASHBOARDS)
+        found = fetch(Reader(url), DASHBOARDS)
+    rows = found.rows
     rates = {(row["service"], row["objective"]): row["burn_rate"] for row in rows if row["bad"] and row["severity"] == "page"}
     assert rates == {("batch-1", "batch"): 1, ("shop", "default"): 50, ("old", "removed-since"): 50}
     assert {row["service"] for row in rows if row["firing"] and row["severity"] == "page"} == {"shop", "old"}
-    shown = page(rows)
+    shown = page(found)
     assert "batch: 50 % of the streams should be good" in shown and "shop · client · default" in shown
 
 
 def test_an_empty_store_has_no_burn_rates(store: Store) -> None:
     """The text states it."""
     with reading(store) as url:
-        rows = fetch(Reader(url), DASHBOARDS)
-    assert rows == [] and "no budget burns" in page(rows)
+        found = fetch(Reader(url), DASHBOARDS)
+    assert as_json(found) == [] and page(found).startswith("no stream ended in the last three days: no budget burns")
 
 
 def test_missing_rules_are_an_error(store: Store, tmp_path: pathlib.Path) -> None:
@@ -108,7 +110,11 @@ def test_one_service_and_an_earlier_moment(store: Store) -> None:
     minute(store, 200, 100, service="other")
     with reading(store) as url:
         reader = Reader(url)
-        assert fetch(reader, DASHBOARDS, tenant="acme") == []
+        nothing = fetch(reader, DASHBOARDS, service="hot", tenant="acme")
         then = fetch(reader, DASHBOARDS, at_s=int(time.time()) - 3_600)
-        soon = fetch(reader, DASHBOARDS, service="hot", at_s=int(time.time()) + 120)
-    assert then == [] and {row["service"] for row in soon} == {"hot"} and any(row["firing"] for row in soon)
+        soon = fetch(reader, DASHBOARDS, service="hot", at_s=int(time.time()) + 120).rows
+    assert then.rows == [] and {row["service"] for row in soon} == {"hot"} and any(row["firing"] for row in soon)
+    # A filter or an earlier moment without streams says nothing of the others.
+    assert page(nothing).startswith("no stream of the service hot of the tenant acme ended in the last three days: no budget burns")
+    moment = f"{datetime.fromtimestamp(then.at_s, UTC):%Y-%m-%d %H:%M:%S}"
+    assert page(then).startswith(f"no stream ended in the three days before {moment} UTC: no budget burns")

@@ -25,7 +25,7 @@ def test_commands_find_the_store_of_the_running_server(tmp_path: pathlib.Path) -
     """The command runs inside the server, and one line on standard error names its store; the default store is not created."""
     with serve_process(tmp_path / "other" / "store") as served:
         environ = {"LEGATO_READ_URL": served.read}
-        for words in (("schema", "status"), ("schema", "apply"), ("rollup", "--since", "1h"), ("backup", "b")):
+        for words in (("schema", "status"), ("schema", "apply"), ("rollup", "--since", "1h"), ("objectives", "apply"), ("backup", "b")):
             done = legato(*words, environ=environ)
             assert done.returncode == 0, done.stderr
             assert f"the store of the running `legato serve`: {served.store}\n" in done.stderr

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 import typer
@@ -43,10 +43,37 @@ def test_local_is_the_zone_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> N
     finally:
         monkeypatch.undo()
         time.tzset()
-    assert moment_of("09:30", "--to") == round(datetime.now(UTC).replace(hour=9, minute=30, second=0, microsecond=0).timestamp()) * 10**9
+    assert (
+        moment_of("9:30:00", "--to")
+        == moment_of("09:30", "--to")
+        == round(datetime.now(UTC).replace(hour=9, minute=30, second=0, microsecond=0).timestamp()) * 10**9
+    )
 
 
-@pytest.mark.parametrize("text", ["yesterday", "25:00", "2026-13-01", "2026-11-21T12:05Z local", "local", "1h"])
+def test_a_time_of_today_may_have_a_zone() -> None:
+    """Today is the date in that zone."""
+    for text, hours in (("14:05Z", 0), ("14:05+01:00", 1), ("14:05:00-0930", -9.5)):
+        there = datetime.now(timezone(timedelta(hours=hours)))
+        assert moment_of(text, "--from") == round(there.replace(hour=14, minute=5, second=0, microsecond=0).timestamp()) * 10**9
+
+
+def test_times_beyond_those_of_the_store_are_its_first_and_its_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A local time of the first or the last year may have none in UTC: that is an error, not a traceback."""
+    assert moment_of("0001-01-01", "--from") == 0 and moment_of("9999-12-31T23:59", "--to") == 2**63 - 1
+    for zone, text in (("Asia/Tokyo", "0001-01-01T00:00 local"), ("America/New_York", "9999-12-31T23:59 local")):
+        monkeypatch.setenv("TZ", zone)
+        time.tzset()
+        try:
+            with pytest.raises(typer.BadParameter, match="is no time"):
+                moment_of(text, "--from")
+        finally:
+            monkeypatch.undo()
+            time.tzset()
+
+
+@pytest.mark.parametrize(
+    "text", ["yesterday", "25:00", "2026-13-01", "2026-11-21T12:05Z local", "14:05Z local", "14:05+99:00", "local", "1h"]
+)
 def test_other_texts_are_refused(text: str) -> None:
     """The message says what was given and what is expected."""
     with pytest.raises(typer.BadParameter, match="is no time|has two zones"):

@@ -183,14 +183,24 @@ def test_each_series_of_an_engine_grows_separately(url: str, store: Store) -> No
     assert (row["drafted"], row["accepted"]) == (200, 100)
 
 
-def drafting(store: Store, engine: str, drafts: int | None) -> None:
+def drafting(store: Store, engine: str, drafts: int | None, tenant: str = "") -> None:
     """100 steps of this engine with this number of drafts, half of them kept."""
     kept = None if drafts is None else drafts // 2
     made = [
         Step(n, CACHE_BEGUN + 20_000_000 * n, interval_us=20_000, decode_requests=1, draft_tokens=drafts, accepted_tokens=kept)
         for n in range(1, 101)
     ]
-    put(store, steps_request(Engine(engine, 5), made), CACHE_BEGUN + MINUTE_NS)
+    put(store, steps_request(Engine(engine, 5), made), CACHE_BEGUN + MINUTE_NS, tenant)
+
+
+def test_an_engine_of_two_tenants_is_two_engines(url: str, store: Store) -> None:
+    """Each has its own mean, and the text names the tenant."""
+    drafting(store, "shared id", 2, "acme")
+    drafting(store, "shared id", 4, "zeta")
+    rows, _ = speculating(url, "--engine", "shared id")
+    assert [(row["tenant"], row["drafted"], row["tokens_per_step"]) for row in rows] == [("acme", 200, 2), ("zeta", 400, 3)]
+    page = typed(url, "--since", "all", "--engine", "shared id")
+    assert "acme · shared id: 50.0 % of 200" in page and "zeta · shared id: 50.0 % of 400" in page
 
 
 def test_steps_take_precedence_over_scraped_metrics(url: str, store: Store) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
+
 from legato_ingest.quoting import Value
 from legato_ingest.reports.incident import BAD, CHANGES, CHUNKING, WORST, IncidentQuery, fetch, render
 from legato_ingest.reports.queries import BLAME, ENGINE_EVENTS, FIRST_TOKENS, JUDGED_STALLS
@@ -65,3 +67,15 @@ def test_the_page_has_what_broke_and_what_changed() -> None:
     assert "| `ab` | 11:07 | chat · client | m | 900 ms | – | complete |" in text
     assert "- 11:06: new release `2 | 3\\u001b` of chat" in text and "- chat · client: 200 streams, 40 before" in text
     assert "- 11:00: chunking of p m, chunks with several tokens 0 % to 50 %" in text
+
+
+@pytest.mark.parametrize("name", ["https://evil.example/x", "WWW.evil.example", "@everyone", "fix #12", "a@b.example `c`"])
+def test_a_hostile_name_is_no_link_and_no_mention(name: str) -> None:
+    """GitHub and GitLab find addresses and mentions also where they are escaped, so such a name is code; others stay as they are."""
+    code = f"`{name.replace('`', '´')}`"
+    assert f"| {code} · client |" in page({BAD: [{**BAD_ROW, "service": name}]})
+
+
+def test_an_entity_in_a_name_is_text() -> None:
+    """Else Markdown makes a mention of it."""
+    assert r"| \&commat;everyone \[x\] · client |" in page({BAD: [{**BAD_ROW, "service": "&commat;everyone [x]"}]})

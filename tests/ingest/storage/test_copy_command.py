@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pathlib
+import shutil
+import time
 from collections.abc import Iterator
 
 import httpx
@@ -36,6 +38,12 @@ def copied(store: pathlib.Path, settings: Settings) -> list[CopiedPartition]:
     return partitions
 
 
+def others(server: Server) -> list[int]:
+    """The number of the server's own rows in two tables whose duplicates are not merged."""
+    counts = ("count() FROM emitter_spans WHERE tenant = 'there'", "count() FROM objectives")
+    return [int(httpx.post(server.url, content=f"SELECT {count}").raise_for_status().text) for count in counts]
+
+
 def test_a_store_is_copied_and_a_copy_continues(full: pathlib.Path, server: Server, tmp_path: pathlib.Path) -> None:
     """All partitions are copied and compared; a second run copies none; after one was lost, only that one is copied again."""
     environ = {"LEGATO_STORE": f"chdb://{full}", "LEGATO_STORE_PASSWORD": server.password}
@@ -55,12 +63,22 @@ def test_a_store_is_copied_and_a_copy_continues(full: pathlib.Path, server: Serv
 
 
 def test_other_rows_on_the_server_are_reported(full: pathlib.Path, server: Server, tmp_path: pathlib.Path) -> None:
-    """The rows of both sides are kept, and the command ends with an error that names the table."""
+    """The rows of both sides are kept, also in tables without merges, and the command ends with an error that names the tables."""
     with serve_process(tmp_path / "unused", **server.settings) as there:
         send_stalls(there, 3)
-    environ = {"LEGATO_STORE": f"chdb://{full}", "LEGATO_STORE_PASSWORD": server.password}
+    here = tmp_path / "here"
+    shutil.copytree(full, here, symlinks=True)
+    emitter = f"INSERT INTO emitter_spans (received_at, tenant) SELECT toDateTime({int(time.time())}), "
+    embedded = EmbeddedStore(here)
+    embedded.command(f"{emitter} 'here'")
+    embedded.close()
+    httpx.post(server.url, content=f"{emitter} 'there'").raise_for_status()
+    before = others(server)
+    assert all(before)
+    environ = {"LEGATO_STORE": f"chdb://{here}", "LEGATO_STORE_PASSWORD": server.password}
     moved = legato("copy", "--to", server.store, environ=environ, timeout_s=180)
     assert moved.returncode == 1 and "the server has other rows" in moved.stderr and "stream_revs" in moved.stderr
+    assert "emitter_spans" in moved.stderr and "objectives" in moved.stderr and others(server) == before
 
 
 @pytest.mark.parametrize("arguments", [("copy", "--to", "chdb:///x"), ("move", "--to", "x")])

@@ -1,4 +1,4 @@
-"""Checks of the received data: silent vantages, engines without steps, wrong clocks, rejections, and whether `legato serve` keeps up.
+"""Checks of the received data: silent vantages, engines without steps, wrong clocks, rejections, and how `legato serve` fares.
 
 Each check is one query of the read endpoint about the last day at most. The data that should have arrived is not known, so a finding
 compares the present with the past.
@@ -20,6 +20,8 @@ _SHOWN_MAX = 3
 # Engines with fewer streams are not reported.
 _STREAMS_MIN = 5
 _LAG_S_WARNED, _LAG_S_MAX = 60.0, 600.0
+# As in the alert rule `ingest_backlog`.
+_QUEUE_SHARE_MAX, _SILENT_S_MAX = 0.5, 300
 # Vantages with 20 streams or more in the hour before, and none in the last 10 minutes.
 _STOPPED = """
 SELECT service_name AS service, vantage, toUInt32(countIf(received_at < now() - INTERVAL 10 MINUTE)) AS before,
@@ -72,6 +74,14 @@ WHERE received_at > now() - INTERVAL 1 DAY
 GROUP BY reason
 ORDER BY spans DESC"""
 
+# The processes of `legato serve` by their samples about themselves. The last sample of one that was stopped is 0.
+_INSTANCES = """
+SELECT host, dateDiff('second', max(recorded_at), now()) AS silent_s, argMax(value, recorded_at) AS up
+FROM node_samples
+WHERE metric = 'legato_up' AND recorded_at > now() - INTERVAL 1 HOUR
+GROUP BY host
+ORDER BY silent_s DESC, host"""
+
 
 def vantages(setup: Setup) -> Finding:
     """Check whether a vantage has stopped sending while others continue."""
@@ -115,7 +125,7 @@ def engines(setup: Setup) -> Finding:
             found,
             "if these are the same engines, set LEGATO_ENGINE_ID for each server and use it in the agent's LEGATO_ENGINES=ID=URL",
         )
-    todo = "run `legato-gpu-agent` on its host with the same LEGATO_ENGINE_PIPE and LEGATO_ENGINE_ID: without steps no stall has a cause"
+    todo = "run `legato-gpu-agent` on its host with the engine's LEGATO_ENGINE_PIPE: without steps a server's part is `generation`"
     return fault(name, found, todo)
 
 
@@ -141,8 +151,21 @@ def rejections(setup: Setup) -> Finding:
     return warning(name, f"in the last day: {shown}", "docs/operating.md explains each reason; the table `rejected` has all rows")
 
 
+def instances(setup: Setup) -> Finding:
+    """Check whether a process of `legato serve` has gone without being stopped."""
+    name = "instances"
+    rows = setup.reader.rows(_INSTANCES)
+    silent = [row for row in rows if row["up"] and int(row["silent_s"]) > _SILENT_S_MAX]
+    if not rows:
+        return skipped(name, "the store has no samples of `legato serve` about itself in the last hour, or this reader sees none")
+    if silent:
+        shown = _shown(f"{row['host'] or '(no host)'} for {int(row['silent_s']):,} s" for row in silent)
+        return fault(name, f"`legato serve` is silent: {shown}", "it was killed, or cannot store: see its log, and what should restart it")
+    return well(name, f"none of {len(rows)} has gone silent in the last hour")
+
+
 def keeping_up(setup: Setup) -> Finding:
-    """Check whether attribution and rollups keep up, and report failures."""
+    """Check whether inserts, attribution and rollups keep up, and report failures."""
     name = "keeping up"
     try:
         reply = setup.get(f"{setup.otlp_url}/metrics")
@@ -156,6 +179,10 @@ def keeping_up(setup: Setup) -> Finding:
         samples[sample] = max(samples.get(sample, 0.0), value)
         if sample == "legato_errors_total" and value:
             errors[", ".join(f"{label} {text}" for label, text in labels)] = value
+    queued = samples.get("legato_queue_bytes", 0.0) / (samples.get("legato_queue_bytes_max") or float("inf"))
+    if queued > _QUEUE_SHARE_MAX:
+        todo = "the store is slow, often its disk: see the log of `legato serve`; a full queue refuses requests"
+        return fault(name, f"its queue of inserts is {queued:.0%} full", todo)
     lag_s = max(samples.get("legato_attribution_lag_seconds", 0.0), samples.get("legato_rollup_lag_seconds", 0.0))
     if lag_s > _LAG_S_MAX:
         return fault(
@@ -192,5 +219,6 @@ CHECKS = (
     Check("engine steps", engines, "read endpoint"),
     Check("emitters' clocks", emitters_clocks, "read endpoint"),
     Check("rejected", rejections, "read endpoint"),
+    Check("instances", instances, "read endpoint"),
     Check("keeping up", keeping_up, "OTLP endpoint"),
 )

@@ -283,7 +283,7 @@ def _library() -> Any:
         import grafana_client
         import grafana_client.client
     except ImportError:
-        raise GrafanaError("the package grafana-client is missing: pip install 'legato-ingest[grafana]'") from None
+        raise GrafanaError("the package grafana-client is missing; in a checkout of Legato: pip install './ingest[grafana]'") from None
     return grafana_client
 
 

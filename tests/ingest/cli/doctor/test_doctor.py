@@ -284,6 +284,8 @@ def test_an_engine_without_steps(installation: Installation) -> None:
     received(installation.store, 10, 5.0, "server", engine_id="10.0.0.1:8000")
     found = installation.findings()["engine steps"]
     assert found.state == "fault" and "10.0.0.1:8000 (10 streams)" in found.found and "legato-gpu-agent" in found.todo
+    # The agent does not read it.
+    assert "LEGATO_ENGINE_ID" not in found.todo
 
 
 def agent_scraped(store: Store, engine_id: str, up: float = 1.0) -> None:
@@ -388,7 +390,7 @@ def test_the_command(installation: Installation) -> None:
     }
     text, as_json = legato("doctor", environ=environ), legato("doctor", "--json", environ=environ)
     assert (text.returncode, as_json.returncode) == (0, 0), text.stdout
-    assert "0 faults, 0 warnings, 15 checks" in text.stdout
+    assert "0 faults, 0 warnings, 16 checks" in text.stdout
     assert [each["check"] for each in json.loads(as_json.stdout)] == list(installation.findings())
     wrong = legato("doctor", environ={**environ, "LEGATO_TOKEN": "wrong-token"})
     assert (

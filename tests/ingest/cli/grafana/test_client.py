@@ -399,4 +399,4 @@ def test_without_the_client_the_extra_is_named() -> None:
         "from legato_ingest.cli.main import main; main()"
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert run.returncode == 1 and run.stderr.strip().endswith("pip install 'legato-ingest[grafana]'") and run.stdout == ""
+    assert run.returncode == 1 and run.stderr.strip().endswith("pip install './ingest[grafana]'") and run.stdout == ""

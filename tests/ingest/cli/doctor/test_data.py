@@ -1,0 +1,55 @@
+"""The checks of `legato doctor` that name the rows of the alert rule `ingest_backlog`: the queue in use, and silent processes."""
+
+from __future__ import annotations
+
+import time
+
+import httpx
+import pytest
+from fastapi import FastAPI, Response
+from prometheus_client import generate_latest
+
+from helpers.builders.batches import received_points
+from helpers.builders.points import gauge, metrics_request
+from helpers.servers.reading import reading
+from helpers.servers.serving import served
+from legato_ingest.cli.doctor.data import instances, keeping_up
+from legato_ingest.cli.doctor.findings import Setup
+from legato_ingest.metrics import Metrics
+from legato_ingest.otlp.batch import Limits
+from legato_ingest.settings import load
+from legato_ingest.storage import Store
+
+
+def sampled(store: Store, host: str, ago_s: float, up: float = 1.0) -> None:
+    """A sample of `legato serve` on a host about itself."""
+    body, now = metrics_request({"host.name": host}), time.time_ns()
+    gauge(body, "legato_up", up, now - round(ago_s * 1e9))
+    store.insert("node_samples", received_points(body, tenant="", now_ns=now, limits=Limits()).samples)
+
+
+def test_a_process_that_was_killed_is_a_fault(store: Store) -> None:
+    """One that was stopped is not: its last sample is 0. Without samples nothing is known."""
+    with reading(store) as url:
+        setup = Setup(load(), "", url)
+        assert instances(setup).state == "skipped"
+        sampled(store, "here", 10)
+        sampled(store, "stopped", 500)
+        sampled(store, "stopped", 400, up=0.0)
+        assert (instances(setup).state, instances(setup).found) == ("well", "none of 2 has gone silent in the last hour")
+        sampled(store, "killed", 400)
+        found = instances(setup)
+    assert found.state == "fault" and "silent: killed for 40" in found.found and "stopped" not in found.found and found.todo
+
+
+@pytest.mark.parametrize(("share", "state"), [(0.0, "well"), (0.5, "well"), (0.51, "fault")])
+def test_a_queue_that_is_over_half_full_is_a_fault(share: float, state: str) -> None:
+    """The figure is that of `/metrics`."""
+    metrics, app = Metrics(), FastAPI()
+    metrics.queue_bytes_max.set(1_000)
+    metrics.queue_bytes.set(1_000 * share)
+    app.get("/metrics")(lambda: Response(generate_latest(metrics.registry)))
+    with served(app) as url:
+        assert httpx.get(f"{url}/metrics").status_code == 200
+        found = keeping_up(Setup(load(), url, ""))
+    assert found.state == state and ("51% full" in found.found) == (state == "fault")
