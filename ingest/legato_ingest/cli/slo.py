@@ -111,7 +111,7 @@ def _nothing(found: BurnRates) -> str:
     given = (("service", found.service), ("tenant", found.tenant))
     which = "".join(f" of the {word} {name}" for word, name in given if name)
     when = f"in the three days before {utc(found.at_s * 10**9)} UTC" if found.at_s else "in the last three days"
-    return clean(f"no stream{which} ended {when}: no budget burns")
+    return str(clean(f"no stream{which} ended {when}: no budget burns"))
 
 
 def _firing(rows: list[Row]) -> Text:
