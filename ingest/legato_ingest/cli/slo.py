@@ -23,6 +23,7 @@ from legato_ingest.errors import LegatoError
 from legato_ingest.objectives import DEFAULT
 from legato_ingest.reports.format import clean, count
 from legato_ingest.reports.time_range import utc
+from legato_ingest.visible import visible
 
 __all__ = ["RULES", "BurnRates", "as_json", "fetch", "render"]
 
@@ -109,9 +110,9 @@ def render(found: BurnRates) -> RenderableType:
 def _nothing(found: BurnRates) -> str:
     """Return that there is no row, and of what and when."""
     given = (("service", found.service), ("tenant", found.tenant))
-    which = "".join(f" of the {word} {name}" for word, name in given if name)
+    which = "".join(f" of the {word} {visible(name)}" for word, name in given if name)
     when = f"in the three days before {utc(found.at_s * 10**9)} UTC" if found.at_s else "in the last three days"
-    return str(clean(f"no stream{which} ended {when}: no budget burns"))
+    return f"no stream{which} ended {when}: no budget burns"
 
 
 def _firing(rows: list[Row]) -> Text:

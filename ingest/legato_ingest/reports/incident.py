@@ -264,7 +264,7 @@ def _table(head: Sequence[str], rows: Iterator[Sequence[str]] | Any) -> Iterator
 
 
 def _name(text: Any) -> str:
-    """A name from a sender, which must stay text in Markdown: `[Log in](https://…)` is no link, and `@someone` tells no one.
+    """A name from a sender, which must stay text in Markdown: `[Log in](https://…)` is no link, and `@someone` no mention.
 
     GitHub and GitLab make links of addresses and mentions of names also where they are escaped, but not in code.
     """

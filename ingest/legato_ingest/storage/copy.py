@@ -73,7 +73,7 @@ def checksum_of(store: Store, table: str, merged: bool, partition: str = "") -> 
 def copy_rows(source: Store, target: Store) -> Iterator[CopiedPartition]:
     """Copy the partitions that differ, one at a time. Both stores have the schema of this version. Raises ``StoreError``.
 
-    A table whose duplicates ClickHouse does not merge is left as it is in a partition in which the target has other rows.
+    A table in which ClickHouse merges no duplicates is left as it is in a partition in which the target has other rows.
     """
     for table, merged in tables_of(source).items():
         for partition in partitions_of(source, table):

@@ -26,8 +26,7 @@ def test_verdicts_of_a_server_are_not_counted_once_its_client_is_judged(store: S
     """The server's two were withdrawn; three of four stalls are judged, and one was open at its stream's end."""
     begun, trace = time.time_ns() - 60 * 10**9, b"t" * 16
     for vantage, gaps in (("server", STALLED * 2), ("client", STALLED * 3)):
-        made = stream(gaps, attributes={"legato.stream.vantage": vantage}, trace_id=trace, start_ns=begun)
-        streams_in(store, [made], seed=len(gaps))
+        streams_in(store, [stream(gaps, attributes={"legato.stream.vantage": vantage}, trace_id=trace, start_ns=begun)], seed=len(gaps))
         if vantage == "server":
             judge(store)
     streams_in(store, [stream((20.0,) * 30, end_ms=900, attributes={"legato.stream.outcome": "client_cancel"})], seed=1)

@@ -28,7 +28,7 @@ def hour(store: Store, tenant: str, judged: int, bad: int) -> None:
 
 
 def test_two_tenants_with_one_service_have_two_budgets(store: Store) -> None:
-    """One tenant used up its budget twice; the other one has all of its own."""
+    """One tenant used up its budget twice; the other one has all of it left."""
     hour(store, "acme", 1_000, 20)
     hour(store, "zeta", 3_000, 0)
     with reading(store) as url:

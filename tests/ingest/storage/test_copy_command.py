@@ -39,7 +39,7 @@ def copied(store: pathlib.Path, settings: Settings) -> list[CopiedPartition]:
 
 
 def others(server: Server) -> list[int]:
-    """The number of the server's own rows in two tables whose duplicates are not merged."""
+    """The number of the server's own rows in two tables without merges of duplicates."""
     counts = ("count() FROM emitter_spans WHERE tenant = 'there'", "count() FROM objectives")
     return [int(httpx.post(server.url, content=f"SELECT {count}").raise_for_status().text) for count in counts]
 
