@@ -66,12 +66,12 @@ _LATE = f"""usual AS
 
 _FLYING = f"""flying AS
     (
-        -- `running` is the number in flight now. `known` equals it, except where no sample arrived for a time: where none is from
-        -- {_GONE_S} to {_REPORTED_S} s ago, not all processes have reported again, and for the others the numbers of before count.
+        -- `running` is the number in flight now. `known` equals it, except where no sample arrived for a time. The newest sample that is
+        -- older than {_REPORTED_S} s shows since when: not all processes have reported again, and for the others the numbers of before count.
         SELECT
             tenant, service, vantage, now64(3) - INTERVAL {_GONE_S} SECOND AS since,
             toUInt64(sumIf(newest, sampled_at > since)) AS running,
-            toUInt64(sumIf(newest, sampled_at > if(settled > since, since, settled - INTERVAL {_GONE_S} SECOND))) AS known
+            toUInt64(sumIf(newest, sampled_at > least(since, settled - INTERVAL {_REPORTED_S} SECOND))) AS known
         FROM
         (
             SELECT tenant, service, vantage, newest, sampled_at, max(settled_at) OVER (PARTITION BY tenant, service, vantage) AS settled

@@ -2,12 +2,12 @@
 WITH
     flying AS
     (
-        -- `running` is the number in flight now. `known` equals it, except where no sample arrived for a time: where none is from
-        -- 15 to 8 s ago, not all processes have reported again, and for the others the numbers of before count.
+        -- `running` is the number in flight now. `known` equals it, except where no sample arrived for a time. The newest sample that is
+        -- older than 8 s shows since when: not all processes have reported again, and for the others the numbers of before count.
         SELECT
             tenant, service, vantage, now64(3) - INTERVAL 15 SECOND AS since,
             toUInt64(sumIf(newest, sampled_at > since)) AS running,
-            toUInt64(sumIf(newest, sampled_at > if(settled > since, since, settled - INTERVAL 15 SECOND))) AS known
+            toUInt64(sumIf(newest, sampled_at > least(since, settled - INTERVAL 8 SECOND))) AS known
         FROM
         (
             SELECT tenant, service, vantage, newest, sampled_at, max(settled_at) OVER (PARTITION BY tenant, service, vantage) AS settled

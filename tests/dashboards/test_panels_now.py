@@ -221,6 +221,7 @@ def test_running_streams_without_content_fire(
         ([("a", 10_000, 100)], False),
         ([("a", 10_000, 125)], True),  # its last number is too old
         ([("a", 5, 1), ("b", 10_000, 30)], False),  # one of the processes has reported
+        ([("a", 5, 14), ("b", 10_000, 17)], False),  # none has reported for so long that all others would count as ended
         ([("a", 5, 1), ("a", 5, 10), ("b", 10_000, 30)], True),  # the other one has ended
         ([("a", 5, 30), ("b", 10_000, 50)], True),  # it had ended before the restart
         ([("a", 0, 20), ("a", 10_000, 30)], True),  # all others had ended
