@@ -67,7 +67,7 @@ _LATE = f"""usual AS
 _FLYING = f"""flying AS
     (
         -- `running` is the number in flight now. `known` equals it, except where no sample arrived for a time. The newest sample that is
-        -- older than {_REPORTED_S} s shows since when: not all processes have reported again, and for the others the numbers of before count.
+        -- older than {_REPORTED_S} s shows since when: some processes have not reported again, and their numbers of before count.
         SELECT
             tenant, service, vantage, now64(3) - INTERVAL {_GONE_S} SECOND AS since,
             toUInt64(sumIf(newest, sampled_at > since)) AS running,

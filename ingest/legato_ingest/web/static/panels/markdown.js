@@ -24,7 +24,7 @@ const DIVIDER = /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;
 export function drawText(element, panel, frames, context) {
   const options = panel.options || {};
   const text = String(options.content || '');
-  const body = options.mode === 'code' ? [el('pre', '', {}, [el('code', '', { text })])] : renderMarkdown(text, context);
+  const body = options.mode === 'code' ? [preformatted(text)] : renderMarkdown(text, context);
   element.replaceChildren(el('div', 'pn-text', { tabindex: '0' }, body));
   return { destroy() {} };
 }
@@ -61,11 +61,14 @@ function block(lines, at, context) {
   return paragraph(lines, at, context);
 }
 
+// It may be wider than its panel, and keys scroll only what has the focus.
+const preformatted = (text) => el('pre', '', { tabindex: '0' }, [el('code', '', { text })]);
+
 function codeBlock(lines, at) {
   let end = at + 1;
   while (end < lines.length && !FENCE.test(lines[end])) end += 1;
   const text = lines.slice(at + 1, end).join('\n');
-  return [el('pre', '', {}, [el('code', '', { text })]), end + 1];
+  return [preformatted(text), end + 1];
 }
 
 function quote(lines, at, context) {
