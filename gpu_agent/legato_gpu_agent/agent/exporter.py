@@ -1,6 +1,6 @@
 """Exports flushes to the receiver as OTLP over HTTP, in order, with retries until they are acknowledged.
 
-Flushes of steps do not wait for a flush of measurements that the receiver refuses for now: a limit on series lasts up to an hour.
+Flushes of steps wait at most 30 s for a flush of measurements that the receiver refuses for now: a limit on series lasts up to an hour.
 
 A flush is encoded once and every attempt sends the same bytes, so a receiver that stored it without the acknowledgement arriving here
 recognises the repetition. OpenTelemetry's own exporter drops a batch after 10 s and keeps none. The queue is bounded in bytes; beyond the

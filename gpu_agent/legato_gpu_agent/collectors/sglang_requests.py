@@ -141,6 +141,8 @@ class RequestFiles:
             status = os.fstat(file.fileno())
             position = self._positions.get(name)
             if position is None:
+                # A folder that is mounted late has files of before the agent's start.
+                is_new = is_new and status.st_mtime_ns >= self._start_ns
                 position = self._positions[name] = _Position(status.st_ino, 0, False) if is_new else _end_of(file, status)
             if status.st_ino != position.inode or status.st_size < position.offset:
                 # The file was replaced or truncated: read it from its start.

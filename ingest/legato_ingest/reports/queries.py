@@ -41,10 +41,10 @@ _SERVED = (
     f"recorded_at >= {_SINCE} - toIntervalHour(1)"
     " AND recorded_at >= if({from_ns:Int64} = 0, toDateTime64(0, 9), fromUnixTimestamp64Nano({from_ns:Int64}) - toIntervalHour(1))"
 )
-# The same for a server's stream, by the day of its start.
+# The same for a server's stream, by the day of its start, which is one of UTC.
 _SERVED_DAY = (
-    f"day >= toDate32({_SINCE} - toIntervalHour(1))"
-    " AND day >= toDate32(if({from_ns:Int64} = 0, toDateTime64(0, 9), fromUnixTimestamp64Nano({from_ns:Int64})) - toIntervalHour(1))"
+    f"day >= toDate32({_SINCE} - toIntervalHour(1), 'UTC')"
+    " AND day >= toDate32(if({from_ns:Int64} = 0, toDateTime64(0, 9), fromUnixTimestamp64Nano({from_ns:Int64})) - toIntervalHour(1), 'UTC')"
 )
 _FILTERS = (
     "({model:String} = '' OR model = {model:String}) AND ({service:String} = '' OR service_name = {service:String}) "
@@ -157,7 +157,7 @@ SELECT
         SELECT count()
         FROM verdicts FINAL
         WHERE gap_us >= {int(STALL_MS * 1000)} AND {_MATCHING}
-            AND (tenant, trace_id, span_id) IN (SELECT tenant, trace_id, span_id FROM {_JUDGED})
+            AND (tenant, trace_id, span_id) IN (SELECT tenant, trace_id, span_id FROM {_JUDGED} AND stalls_250ms > 0)
     ) AS judged
 """
 # One row per cause: the stalls that remain without it and their time, over the replayed streams. The row with the cause '' holds the same

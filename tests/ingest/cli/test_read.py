@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
@@ -219,14 +220,17 @@ def test_live_draws_alone_on_its_terminal(url: str) -> None:
     command = [sys.executable, "-m", "legato_ingest", "live", "--url", url]
     with subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower, start_new_session=True) as process:
         os.close(follower)
-        seen = b""
-        with contextlib.suppress(OSError):
-            while seen.count(b"no stream is stalled") < 3:
-                seen += os.read(leader, 65_536)
-        process.send_signal(signal.SIGINT)
-        while process.poll() is None:
-            with contextlib.suppress(OSError):
-                os.read(leader, 65_536)
+        until, seen, is_asked = time.monotonic() + 60, b"", False
+        try:
+            while process.poll() is None and time.monotonic() < until:
+                if select.select([leader], [], [], 0.1)[0]:
+                    with contextlib.suppress(OSError):
+                        seen += os.read(leader, 65_536)
+                if not is_asked and seen.count(b"no stream is stalled") >= 3:
+                    process.send_signal(signal.SIGINT)
+                    is_asked = True
+        finally:
+            process.kill()
     os.close(leader)
     assert seen.count(b"no stream is stalled") >= 3 and b"querying" not in seen, seen
     assert process.returncode == 0

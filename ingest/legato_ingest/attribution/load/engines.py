@@ -43,7 +43,7 @@ _REQUESTS = """
 SELECT tenant, engine_id, response_id, step, toUnixTimestamp64Nano(recorded_at) AS at_ns
 FROM engine_requests FINAL
 WHERE {inside} AND {which}"""
-# A request is finished once. Of a response id that many requests have, no more is read than shows an engine.
+# A request is finished once for each of its sequences. Of a response id that many requests have, no more is read than shows an engine.
 _FINISHED = f"{_REQUESTS} LIMIT 16 BY tenant, response_id"
 # Conditions of one query.
 _TENANTS_MAX = 256
