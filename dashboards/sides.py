@@ -7,7 +7,7 @@ next one. For ``by`` = time, B is the chosen range and A the range of equal leng
 
 from __future__ import annotations
 
-from dashboards.sql_fragments import chosen, chosen_last, every, filters, rolled
+from dashboards.sql_fragments import chosen, chosen_last, every, filters, rolled, whole_hours
 
 __all__ = ["AUTOMATIC", "BEGAN", "BY", "NAMES", "VALUES", "picks", "sides", "streams_of"]
 
@@ -30,10 +30,9 @@ NAMES = f"SELECT arrayJoin({_LISTED}) AS name"
 _BY_NAME = f"if(has({_LISTED}, {chosen_last('by')}), {chosen_last('by')}, 'release')"
 _LENGTH = "($__toTime - $__fromTime)"
 _LOW = f"if(by_name = 'time', $__fromTime - {_LENGTH}, $__fromTime)"
-_HOURS = tuple(f"toStartOfHour({bound} + INTERVAL 3599 SECOND, 'UTC')" for bound in (_LOW, "$__fromTime"))
 # Complete hours of either range. Only ranges over 6 hours use them, so that a short one has many parts in time, too.
-_WHOLE = f"""{_LENGTH} > 21600 AND (minute >= {_HOURS[0]} AND minute < toStartOfHour($__fromTime, 'UTC')
-        OR minute >= {_HOURS[1]} AND minute < toStartOfHour($__toTime, 'UTC'))"""
+_WHOLE = f"""{_LENGTH} > 21600 AND ({whole_hours(_LOW, "$__fromTime")}
+        OR {whole_hours("$__fromTime", "$__toTime")})"""
 _BEFORE, _NOW = "the range before", "this range"
 
 

@@ -25,6 +25,7 @@ __all__ = [
     "quantile",
     "rolled",
     "weighted_quantile",
+    "whole_hours",
     "with_chosen",
     "worst_minutes",
 ]
@@ -107,6 +108,11 @@ def filters(variables: dict[str, str] | Sequence[str] = (), without: Sequence[st
     return "\n    AND ".join(_filter(variable, column) for variable, column in columns.items() if variable not in without)
 
 
+def whole_hours(low: str, high: str) -> str:
+    """Return the condition that ``minute`` is in an hour of the rollups, which are hours of UTC, that lies between two times (SQL)."""
+    return f"minute >= toStartOfHour({low} + INTERVAL 3599 SECOND, 'UTC') AND minute < toStartOfHour({high}, 'UTC')"
+
+
 def rolled(stem: str, alive: str, *, series: bool = False, before: bool = False, only: str = "") -> str:
     """Return a FROM clause: rollups of the range that match the variables, complete hours from `STEM_hours`, the rest from `STEM_minutes`.
 
@@ -117,7 +123,7 @@ def rolled(stem: str, alive: str, *, series: bool = False, before: bool = False,
     only = only or filters()
     low, high = ("$__fromTime - ($__toTime - $__fromTime)", "$__fromTime") if before else ("$__fromTime", "$__toTime")
     within = f"minute >= {low} AND minute < {high}" if before else "$__timeFilter(minute)"
-    whole = f"minute >= toStartOfHour({low} + INTERVAL 3599 SECOND, 'UTC') AND minute < toStartOfHour({high}, 'UTC')"
+    whole = whole_hours(low, high)
     hours = f"$__interval_s % 3600 = 0 AND {whole}" if series else whole
     return f"""FROM
 (

@@ -232,10 +232,6 @@ def _read_limits(settings: Settings) -> dict[str, int | str]:
         "result_overflow_mode": "throw",
         # Half of the cores, so that queries do not delay acknowledgements.
         "max_threads": max(1, len(os.sched_getaffinity(0)) // 2 if hasattr(os, "sched_getaffinity") else 1),
-        # To compile the expressions of a panel takes up to 0.4 s, at its fourth run, and makes no panel faster.
-        **{f"compile_{what}": 0 for what in ("expressions", "aggregate_expressions", "sort_description")},
-        # The range of a panel moves with the time, so its condition does not recur; the entries would take up to 310 MB.
-        "use_query_condition_cache": 0,
     }
 
 

@@ -103,9 +103,13 @@ class Exporter:
         while (body := self._next()) is not None:
             self._busy = not self._deliver(body)
             with self._changed:
-                self._bytes -= len(body.content)
-                self._metrics.queue_bytes.set(self._bytes)
+                self._settle(body)
         self._disconnect()
+
+    def _settle(self, body: Body) -> None:
+        """Count a flush no longer as waiting. The caller holds the condition."""
+        self._bytes -= len(body.content)
+        self._metrics.queue_bytes.set(self._bytes)
 
     def _next(self) -> Body | None:
         """Wait for and return the oldest flush; ``None`` when the thread must end."""
@@ -142,8 +146,7 @@ class Exporter:
                 if not status or status in _RETRIED:
                     self._queue.appendleft(body)
                     return
-                self._bytes -= len(body.content)
-                self._metrics.queue_bytes.set(self._bytes)
+                self._settle(body)
 
     def _pop_steps(self) -> Body | None:
         """Return the oldest flush of steps, which is no longer in the queue; ``None`` without one."""

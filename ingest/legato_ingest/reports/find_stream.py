@@ -110,6 +110,8 @@ def find_stream(run: Run, identity: str) -> Recordings:
         raise NoSuchStream(
             f"the trace of {given} has more than {RECORDINGS_MAX} recordings, and those of this stream are not among the first"
         )
+    if not own:
+        raise NoSuchStream(f"the recordings of {given} expired while they were read")
     return Recordings(own, len(rows) == RECORDINGS_MAX, [row["trace"] for row in earlier])
 
 

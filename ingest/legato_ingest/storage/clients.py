@@ -34,18 +34,23 @@ _INSERT_SETTINGS: Mapping[str, Any] = {
     # On a cluster, the shards have the rows when the insert returns.
     "distributed_foreground_insert": 1,
 }
+# Of all clients. Nothing is kept by condition or expression: a statement has the times of its run or of its range, so no entry is found
+# again. The conditions would take up to 310 MB, and the engine never forgets an expression that it has counted. To compile the expressions
+# of a panel takes up to 0.4 s, at its fourth run, and makes no panel faster.
+_NOT_KEPT: Mapping[str, int] = {
+    "use_query_condition_cache": 0,
+    **{f"compile_{what}": 0 for what in ("expressions", "aggregate_expressions", "sort_description")},
+}
 # Set once for each writing client: `query_arrow` sets the first two for each query, which costs an embedded engine five more queries. The
 # next two allow lists of thousands of ids in Legato's own statements. They run on one thread: several cost more processor time, and the
-# other cores are for acknowledgements and readers. Nothing is kept by condition or expression: each statement has the times of its run, so
-# no entry is found again, and the engine never forgets an expression that it has counted.
+# other cores are for acknowledgements and readers.
 _OWN_SETTINGS: Mapping[str, Any] = {
     "output_format_arrow_string_as_string": 0,
     "output_format_arrow_compression_method": "none",
     "max_query_size": 1_000_000_000,
     "max_ast_elements": 10_000_000,
     "max_threads": 1,
-    "use_query_condition_cache": 0,
-    **{f"compile_{what}": 0 for what in ("expressions", "aggregate_expressions", "sort_description")},
+    **_NOT_KEPT,
 }
 # Of the readers of one tenant. ClickHouse evaluates a condition that it moves to PREWHERE before ``additional_table_filters``, on rows of
 # all tenants, and a function that fails puts their values into its error. The guard refuses PREWHERE for the same reason. A condition that
@@ -263,13 +268,14 @@ class ClientStore(ABC):
 
     def _reader_settings(self, tenant: str) -> dict[str, int | str]:
         """Return the settings of a tenant's reader, without its row filters."""
+        of_all = {**_NOT_KEPT, **self._read_limits}
         if tenant == ALL_TENANTS:
-            return dict(self._read_limits)
+            return of_all
         if not self._known_settings:
             names = ", ".join(map(literal, _TENANT_SETTINGS))
             self._known_settings = frozenset(str(name) for (name,) in self.select(_KNOWN_SETTINGS.format(names=names)))
         # A version of ClickHouse without a setting has nothing that the setting turns off.
-        return {**self._read_limits, **{name: value for name, value in _TENANT_SETTINGS.items() if name in self._known_settings}}
+        return {**of_all, **{name: value for name, value in _TENANT_SETTINGS.items() if name in self._known_settings}}
 
     def _tables_to_filter(self, state: tuple[Any, ...]) -> dict[str, bool]:
         """Return Legato's tables in this state, and whether each has a tenant.

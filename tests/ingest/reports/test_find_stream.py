@@ -44,7 +44,7 @@ def test_a_trace_id_is_looked_up_by_its_index_first() -> None:
     assert answers.asked[0] == {"id": FULL}
     assert answers.asked[1] == {"tenant": "t", "traces": [FULL], "responses": ["r"], "first_ns": 0, "last_ns": 0}
     for given, is_hex in (("4BF9-2f35", 1), ("resp_1", 0), ("4bf92f3", 0)):
-        answers = Answers([match("t")])
+        answers = Answers([match("t")], [row("t")])
         find_stream(answers, given)
         assert answers.asked[0] == {"id": given.lower().replace("-", ""), "given": given, "hex": is_hex}
 
@@ -81,6 +81,12 @@ def test_of_several_tenants_with_an_id_the_reader_chooses_one() -> None:
     assert answers.asked[-1]["tenant"] == "honest" and answers.asked[-1]["responses"] == ["r"]
     with pytest.raises(NoSuchStream, match="2 traces start with abcdabcd"):
         find_stream(Answers([match("a"), match("b", tenant="other")]), "abcdabcd")
+
+
+def test_recordings_that_expire_meanwhile_are_named() -> None:
+    """Between the search for the id and the reading of its recordings."""
+    with pytest.raises(NoSuchStream, match="the recordings of a expired while they were read"):
+        find_stream(Answers([match("a")]), "a")
 
 
 def test_a_long_trace_is_cut() -> None:

@@ -80,6 +80,7 @@ def test_statements_leave_nothing_in_the_engines_caches(store: ProcessStore) -> 
     for number in range(9):
         store.command(f"INSERT INTO numbers_kept SELECT n + {number} FROM numbers_kept WHERE n * 3 > 20 AND n < 1000 ORDER BY n, -n")
         store.select(f"SELECT sum(n * 2 + {number}), max(n + 1) FROM numbers_kept WHERE n * 7 > {number} GROUP BY n % 3")
+        store.query_bytes(f"SELECT sum(n * 2 + {number}) FROM numbers_kept WHERE n * 7 > {number} GROUP BY n % 3", {}, "TSV")
     kept = "SELECT metric, value FROM system.metrics WHERE metric IN ('QueryConditionCacheEntries', 'CompiledExpressionCacheCount')"
     assert {str(name): value for name, value in store.select(kept)} == {"CompiledExpressionCacheCount": 0, "QueryConditionCacheEntries": 0}
 

@@ -1,4 +1,4 @@
-"""Checks of the received data: silent vantages, engines without steps, wrong clocks, rejections, and how `legato serve` fares.
+"""Checks of the received data: silent vantages, engines without steps, wrong clocks, rejections, and `legato serve` itself.
 
 Each check is one query of the read endpoint about the last day at most. The data that should have arrived is not known, so a finding
 compares the present with the past.
