@@ -64,9 +64,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Under the profile `fuzz` keep the tests of Hypothesis and the long ones; otherwise leave out the long ones.
 
-    Folders with tests of a minute come first, and of these the longest files, so that at the end of a run no process waits for another.
+    Tests that need the machine for themselves come first, because then they wait for no test of a minute. Folders with such tests follow,
+    and of these the longest files, so that at the end of a run no process waits for another.
     """
-    items.sort(key=lambda item: (item.path.parent.name not in SLOW_FOLDERS, item.path.name not in LONGEST))
+    items.sort(
+        key=lambda item: (not item.get_closest_marker("serial"), item.path.parent.name not in SLOW_FOLDERS, item.path.name not in LONGEST)
+    )
     _give_browsers_to_one_process(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
     is_fuzz = settings.get_current_profile_name() == "fuzz"
     kept, left_out = list[pytest.Item](), list[pytest.Item]()

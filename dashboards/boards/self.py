@@ -204,7 +204,7 @@ def _curves() -> list[Any]:
         ),
         lines(
             "Collector queues",
-            "Share of each exporter's queue in use. A full queue drops spans, or rejects those of its senders.",
+            "Share of each exporter's queue in use. At 100 % the Collector replies 503, and senders keep what they can.",
             COLLECTOR,
             "percentunit",
             scale="queue",

@@ -218,12 +218,15 @@ def test_live_draws_alone_on_its_terminal(url: str) -> None:
     """Nothing else writes on the lines of the view. Three views, and Ctrl-C ends the command."""
     leader, follower = pty.openpty()
     command = [sys.executable, "-m", "legato_ingest", "live", "--url", url]
+    # Not select(2): the process of the tests may have more than 1,024 files open.
+    readable = select.poll()
+    readable.register(leader, select.POLLIN)
     with subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower, start_new_session=True) as process:
         os.close(follower)
         until, seen, is_asked = time.monotonic() + 60, b"", False
         try:
             while process.poll() is None and time.monotonic() < until:
-                if select.select([leader], [], [], 0.1)[0]:
+                if readable.poll(100):
                     with contextlib.suppress(OSError):
                         seen += os.read(leader, 65_536)
                 if not is_asked and seen.count(b"no stream is stalled") >= 3:
