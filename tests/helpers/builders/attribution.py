@@ -43,6 +43,7 @@ def gap(start_ms: float, end_ms: float, sent_ms: float, next_sent_ms: float, **f
         **dict.fromkeys(("hold_known", "buffered", "unread", "socket_known"), False),
         "caught_up": np.nan,
         "is_open": False,
+        "never_preempted": False,
         **fields,
     }
     values: dict[str, Any] = {name: ints(value) if name in times else np.array([value]) for name, value in known.items()}

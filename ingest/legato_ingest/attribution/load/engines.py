@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,23 +29,21 @@ from legato_ingest.storage.sql import between_ns, quoted, quoted_all, unquoted
 
 __all__ = ["load_engines"]
 
-# The steps of an engine, and the index of the step in which each request ended, by response id.
-_Read = tuple[Steps, dict[str, int]]
 
 _COLUMNS = (
     "interval_us", "running", "waiting",
     "prefill_requests", "prefill_tokens", "decode_requests", "decode_tokens", "draft_tokens",
 )  # fmt: skip
 _STEPS = f"""
-SELECT tenant, engine_id, toUnixTimestamp64Nano(recorded_at) AS at_ns, engine_epoch, step, {", ".join(_COLUMNS)}
+SELECT tenant, engine_id, toUnixTimestamp64Nano(recorded_at) AS at_ns, engine_epoch, step, preempted, {", ".join(_COLUMNS)}
 FROM engine_steps FINAL
 WHERE {{which}} AND {{inside}}"""
 _REQUESTS = """
-SELECT tenant, engine_id, response_id, step, toUnixTimestamp64Nano(recorded_at) AS at_ns
+SELECT tenant, engine_id, response_id, step, preemptions, output_tokens, toUnixTimestamp64Nano(recorded_at) AS at_ns
 FROM engine_requests FINAL
 WHERE {inside} AND {which}"""
 # A request is finished once for each of its sequences. Of a response id that many requests have, no more is read than shows an engine.
-_FINISHED = f"{_REQUESTS} LIMIT 16 BY tenant, response_id"
+_FINISHED = f"{_REQUESTS} ORDER BY at_ns DESC, engine_id LIMIT 16 BY tenant, response_id"
 # Conditions of one query.
 _TENANTS_MAX = 256
 _FIRST_TOKENS = """
@@ -58,12 +57,23 @@ SETTINGS do_not_merge_across_partitions_select_final = 1"""
 
 @dataclass(frozen=True, slots=True)
 class _Finished:
-    """The record of a finished request. ``step``: the number of its last step (0: unknown)."""
+    """The record of a finished request. ``step``: the number of its last step (0: unknown); ``tokens``: those of its output."""
 
     engine: EngineKey
     response_id: str
     step: int
     recorded_ns: int
+    tokens: int
+
+
+class _Read(NamedTuple):
+    """The steps of an engine. By response id: the index of the step in which the request ended, and how often it was preempted (empty if
+    the engine does not report it).
+    """
+
+    steps: Steps
+    last_step: Mapping[str, int]
+    preemptions: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +108,19 @@ def load_engines(store: Store, streams: Sequence[Stream]) -> tuple[list[Stream],
 
 def _named(store: Store, streams: Sequence[Stream], finished: Sequence[_Finished]) -> list[Stream]:
     """Return the streams with the ids of their engines."""
-    by_response = {(each.engine[0], each.response_id): each.engine[1] for each in finished}
+    # If an engine for prompts hands requests to one for tokens, both finish them, the former with one token. The order is that of the times
+    # at which the records were sent, which may differ from that of the steps by a second.
+    ordered = sorted(finished, key=lambda each: (each.tokens, each.recorded_ns, each.engine))
+    by_response = {(each.engine[0], each.response_id): each.engine[1] for each in ordered}
     present = _engines_with_steps(store, streams, finished)
+    called = {(stream.tenant, *stream.called) for stream in streams if (stream.tenant, stream.response_id) in by_response}
     named = []
     for stream in streams:
         engine = by_response.get((stream.tenant, stream.response_id), "")
-        if not engine and stream.server is None and len(present.get(stream.tenant, ())) == 1:
-            # An abandoned stream is in no record of finished requests; if there is one engine only, it is the one.
+        is_like_others = stream.server is None and (stream.tenant, *stream.called) in called
+        if not engine and is_like_others and len(present.get(stream.tenant, ())) == 1:
+            # An abandoned stream is in no record of finished requests. If there is one engine only, and it finished requests that were sent
+            # to the same address, it is the one.
             (engine,) = present[stream.tenant]
         # The engine that finished the request served it, also if the server has one id for all engines behind it.
         named.append(replace(stream, engine_id=engine or stream.engine_id))
@@ -135,10 +151,10 @@ def _finished_requests(store: Store, streams: Sequence[Stream]) -> list[_Finishe
     tenants = quoted_all(sorted({stream.tenant for stream in streams}))
     which = f"tenant IN ({tenants}) AND response_id IN ({quoted_all(responses)})"
     table = store.select_arrow(_FINISHED.format(inside=inside, which=which))
-    columns = (table[name].to_pylist() for name in ("tenant", "engine_id", "response_id", "step", "at_ns"))
+    columns = (table[name].to_pylist() for name in ("tenant", "engine_id", "response_id", "step", "at_ns", "output_tokens"))
     found = (
-        _Finished((unquoted(tenant), unquoted(engine)), unquoted(response), int(step), int(at_ns))
-        for tenant, engine, response, step, at_ns in zip(*columns, strict=True)
+        _Finished((unquoted(tenant), unquoted(engine)), unquoted(response), int(step), int(at_ns), int(tokens))
+        for tenant, engine, response, step, at_ns, tokens in zip(*columns, strict=True)
     )
     own = {(stream.tenant, stream.response_id) for stream in streams}
     return [each for each in found if (each.engine[0], each.response_id) in own]
@@ -169,17 +185,17 @@ def _engines_by_requests(store: Store, served: Mapping[EngineKey, _Served]) -> d
     """Return the engines with requests that identify streams, these or others at their time."""
     around = {key: each.around for key, each in served.items()}
     requests = rows_by_engine(store, _REQUESTS, {key: (low, high + AROUND_NS) for key, (low, high) in around.items()}, "recorded_at")
-    read = {key: each for key, each in _read_steps(store, around, requests).items() if each[1] or served[key].ends}
+    read = {key: each for key, each in _read_steps(store, around, requests).items() if each.last_step or served[key].ends}
     ends = {
         key: RecordedEnds(
-            {response: int(steps.recorded_ns[step]) for response, step in last_step.items()},
+            {response: int(each.steps.recorded_ns[step]) for response, step in each.last_step.items()},
             (around[key][0], around[key][1] + AROUND_NS),
             served[key].streamed,
         )
-        for key, (steps, last_step) in read.items()
+        for key, each in read.items()
     }
     offsets = {key: each for key, each in clock_offsets(store, ends).items() if each.server is not None or served[key].ends}
-    steps_of = {key: read[key][0] for key in offsets}
+    steps_of = {key: read[key].steps for key in offsets}
     gpus, first_tokens = gpu_clocks(store, _sampled(steps_of)), _first_tokens(store, steps_of, offsets)
     return {
         key: EngineRecords(
@@ -187,7 +203,8 @@ def _engines_by_requests(store: Store, served: Mapping[EngineKey, _Served]) -> d
             gpus=gpus.get(key, ()),
             server_offset=offsets[key].server,
             client_offsets=offsets[key].clients,
-            last_step=read[key][1],
+            last_step=read[key].last_step,
+            preemptions=read[key].preemptions,
             first_token_ns=first_tokens.get(key, {}),
         )
         for key, steps in steps_of.items()
@@ -206,8 +223,8 @@ def _engines_by_host(store: Store, streams: Mapping[EngineKey, Sequence[Stream]]
     read = _read_steps(store, around, {})
     boots = boots_of(store, {key: around[key] for key in read})
     on_host = {
-        key: steps
-        for key, (steps, _) in read.items()
+        key: each.steps
+        for key, each in read.items()
         if len(boots[key]) == 1 and all(stream.server is not None and stream.server_boot in boots[key] for stream in streams[key])
     }
     # The end of a step is known only by the time at which its record reached the reader: the chunk may have been sent before. So the
@@ -260,8 +277,18 @@ def _steps(rows: Rows, requests: Rows | None) -> _Read:
         **{name: rows[name][order].astype(np.float64) for name in _COLUMNS[1:]},
     )
     if requests is None:
-        return steps, {}
+        return _Read(steps, {}, {})
     # By step: a response of several sequences ends with the last of them.
     by_step = np.argsort(ended_in, kind="stable")
     names = requests["response_id"][by_step].tolist()
-    return steps, {unquoted(name): step for name, step in zip(names, ended_in[by_step].tolist(), strict=True) if step >= 0 and name}
+    last_step = {unquoted(name): step for name, step in zip(names, ended_in[by_step].tolist(), strict=True) if step >= 0 and name}
+    return _Read(steps, last_step, {} if np.isnan(rows["preempted"].astype(np.float64)).all() else _preemptions(requests))
+
+
+def _preemptions(requests: Rows) -> dict[str, int]:
+    """Return how often each request was preempted, by response id; of several sequences all together."""
+    out: dict[str, int] = {}
+    for name, count in zip(requests["response_id"].tolist(), requests["preemptions"].tolist(), strict=True):
+        if name:
+            out[unquoted(name)] = out.get(unquoted(name), 0) + int(count)
+    return out

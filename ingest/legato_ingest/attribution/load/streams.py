@@ -32,13 +32,13 @@ Ints = NDArray[np.int64]
 # Tenant, trace id and response id.
 _Key = tuple[str, bytes, str]
 
-_TEXTS = ("tenant", "vantage", "response_id", "engine_id", "clock", "service_name", "client_address")
+_TEXTS = ("tenant", "vantage", "response_id", "engine_id", "clock", "service_name", "client_address", "provider", "server_address")
 _ARRAYS = ("dt_us", "chunk_kind", "chunk_bytes", "chunk_hold_64us")
 _SOCKET_ARRAYS = ("at", "queued_bytes", "window_bytes", "idle_ms")
 _STREAMS = f"""
 SELECT
     tenant, toUnixTimestamp64Nano(start_time) AS start_ns, trace_id, span_id, vantage, response_id, engine_id, clock, service_name,
-    client_address, {", ".join(_ARRAYS)}
+    client_address, provider, server_address, server_port, {", ".join(_ARRAYS)}
 FROM stream_revs FINAL
 PREWHERE {{inside}}
 WHERE {{which}}
@@ -283,6 +283,7 @@ def _stream(row: Row, server: Row | None, sockets: SocketSamples | None) -> Stre
         clock=clock_of(row["clock"], row["service_name"], row["client_address"]),
         server_boot=server["clock"].split(":", 1)[0] if server is not None else "",
         vantage=row["vantage"],
+        called=(row["provider"], row["server_address"], row["server_port"]),
     )
 
 

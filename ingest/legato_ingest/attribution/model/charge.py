@@ -76,10 +76,11 @@ def charge(gaps: Gaps, steps: ChargedSteps | None) -> Verdicts:
 def _charge_steps(gaps: Gaps, steps: ChargedSteps, parts: Ints) -> _Alignment:
     """Charge the server's part of the gaps to the engine's steps and to the front end, where the record allows it."""
     begin, end = _by_records(gaps, steps.end_ns)
-    passed = _steps_of(begin, end, gaps.has_server, steps)
+    passed = _steps_of(begin, end, gaps.has_server, steps, gaps.never_preempted)
     first, upto, has_steps, aligned = passed.first, passed.upto, passed.has_steps, passed.aligned
     in_first = np.where(has_steps, steps.end_ns[first] - begin, 0)
     _add_step_parts(parts, steps, in_first, first, upto, has_steps, passed.evicted)
+    _charge_idle_steps(parts, steps, gaps.usual_ns, upto, has_steps & (upto > first) & ~passed.evicted)
     until = np.where(has_steps, steps.end_ns[upto], begin)
     parts[:, _KV_PRESSURE] += np.where(passed.evicted, until - begin, 0)
     # The next step of an open gap is not recorded yet, so the time since the last one is the engine's or the front end's.
@@ -105,10 +106,11 @@ class _Passed:
 
 def preempted_in(begin_ns: Ints, end_ns: Ints, steps: ChargedSteps) -> Ints:
     """Return the index of the step in which a stream was preempted between each two sends (ns, by the records' clock); -1: it was not."""
-    return _steps_of(begin_ns, end_ns, np.ones(len(begin_ns), np.bool_), steps).preempted
+    known = np.ones(len(begin_ns), np.bool_)
+    return _steps_of(begin_ns, end_ns, known, steps, ~known).preempted
 
 
-def _steps_of(begin: Ints, end: Ints, is_known: Bools, steps: ChargedSteps) -> _Passed:
+def _steps_of(begin: Ints, end: Ints, is_known: Bools, steps: ChargedSteps, never_preempted: Bools) -> _Passed:
     """Return the steps that passed between two times of each gap, by the records' clock. ``is_known``: the server's times are known."""
     total = len(steps.end_ns)
     next_step = np.searchsorted(steps.end_ns, begin, "right")
@@ -121,7 +123,7 @@ def _steps_of(begin: Ints, end: Ints, is_known: Bools, steps: ChargedSteps) -> _
     silent = has_steps & (last > first) & _is_awake(steps, first, end)
     preemptions = steps.preemptions
     before = np.maximum(first - 1, 0)
-    evicted = silent & (preemptions[np.maximum(last, first) + 1] > preemptions[before])
+    evicted = silent & ~never_preempted & (preemptions[np.maximum(last, first) + 1] > preemptions[before])
     upto = np.where(silent, last, first)
     # A preempted stream is charged for time, not for the contents of steps, so an unbroken record suffices.
     faults = np.where(evicted, steps.unlinked[upto + 1] - steps.unlinked[first], steps.incomplete[upto + 1] - steps.incomplete[first])
@@ -138,6 +140,18 @@ def _add_step_parts(parts: Ints, steps: ChargedSteps, in_first: Ints, first: Int
         running = steps.parts_before[name]
         rest = np.where(has_steps, running[upto + 1] - running[first + 1], 0)
         parts[:, index_of(name)] += np.where(evicted, 0, of_first.of(name) + rest)
+
+
+def _charge_idle_steps(parts: Ints, steps: ChargedSteps, usual_ns: Ints, upto: Ints, silent: Bools) -> None:
+    """Charge the bases of steps that gave a stream nothing to generation, beyond those of its usual gap and of one step more.
+
+    Why they gave it nothing is not recorded: it was not scheduled, or its text was held back.
+    """
+    base = parts[:, _BASE]
+    healthy = np.maximum(usual_ns, steps.parts.base[upto]) + steps.parts.base[upto]
+    idle = np.where(silent, np.maximum(base - healthy, 0), 0)
+    parts[:, _BASE] -= idle
+    parts[:, _GENERATION] += idle
 
 
 def _by_records(gaps: Gaps, end_ns: Ints) -> tuple[Ints, Ints]:

@@ -42,7 +42,8 @@ class Gaps:
     held the chunks before the gap (0 unless ``hold_known``). ``buffered``: the stream arrived in the releases of a buffer. ``unread``:
     the socket held unread data before the read that ended the gap (False unless ``socket_known``). ``usual_ns``: the stream's median gap
     at the server. ``pace_ns``: its median time per chunk at the client. ``caught_up``: the share of the missing chunks that arrived right
-    behind the gap (NaN: unknown). ``is_open``: the gap has not ended; its end is the time of the last report.
+    behind the gap (NaN: unknown). ``is_open``: the gap has not ended; its end is the time of the last report. ``never_preempted``: the
+    engine reported that the stream's request was never preempted.
     """
 
     start_ns: Ints
@@ -63,6 +64,7 @@ class Gaps:
     pace_ns: Ints
     caught_up: Floats
     is_open: Bools
+    never_preempted: Bools
 
     def at(self, rows: Ints) -> Gaps:
         """Return these gaps only."""
@@ -88,6 +90,7 @@ def gaps_of(
     clock_offset_error_ns: int = 0,
     has_client: bool = True,
     is_open: bool = False,
+    never_preempted: bool = False,
 ) -> Gaps:
     """Return the client's gaps of at least ``gap_ns_min`` between reads of content, in order: the longest ``GAPS_MAX``.
 
@@ -122,6 +125,7 @@ def gaps_of(
         pace_ns=np.full(count, pace, np.int64),
         caught_up=_caught_up(times, after, pace),
         is_open=np.full(count, is_open),
+        never_preempted=np.full(count, never_preempted),
     )
 
 

@@ -114,6 +114,7 @@ def _gaps_of_stream(stream: Stream, engine: Engine | None, gap_ns_min: int) -> G
     """Return the long gaps of a stream; a server that was not recorded is concluded from the engine's steps."""
     if engine is None:
         return gaps_of(stream.judged, stream.server, 0, gap_ns_min, has_client=stream.has_client, is_open=stream.is_open)
+    never_preempted = engine.preemptions.get(stream.response_id) == 0
     if stream.server is not None:
         offset, error = engine.offset_ns or 0, engine.offset_error_ns
         return gaps_of(
@@ -124,10 +125,11 @@ def _gaps_of_stream(stream: Stream, engine: Engine | None, gap_ns_min: int) -> G
             clock_offset_error_ns=error,
             has_client=stream.has_client,
             is_open=stream.is_open,
+            never_preempted=never_preempted,
         )
     last_step = engine.last_step.get(stream.response_id, -1)
     server = server_from_steps(stream.judged, engine.steps.recorded_ns, engine.client_offsets[stream.clock], last_step)
-    return gaps_of(stream.judged, server, 0, gap_ns_min, server_error_ns=engine.steps.median_ns)
+    return gaps_of(stream.judged, server, 0, gap_ns_min, server_error_ns=engine.steps.median_ns, never_preempted=never_preempted)
 
 
 def _clock_numbers(streams: Sequence[Stream]) -> Ints:

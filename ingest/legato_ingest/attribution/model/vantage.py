@@ -101,6 +101,7 @@ class Stream:
     server are judged: ``vantage`` is then ``server``, and ``judged`` and ``server`` are the same. ``clock`` identifies the clock of the
     judged times, as far as it is known; streams with the same value share a clock. ``server_boot`` identifies the host and boot of the
     server's clock, empty if unknown. ``is_open``: the stream is running, and its last gap, which alone is known, has not ended.
+    ``called``: what the request was sent to, as provider, address and port, each as far as it is known.
     """
 
     tenant: str
@@ -115,6 +116,7 @@ class Stream:
     server_boot: str = ""
     vantage: str = "client"
     is_open: bool = False
+    called: tuple[str, str, int | None] = ("", "", None)
 
     @property
     def has_client(self) -> bool:

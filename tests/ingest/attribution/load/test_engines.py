@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
 from helpers.builders.judging import RECEIVED_NS, WORLD, put_all, verdicts, worker
 from helpers.builders.world import MS, World
-from helpers.builders.world_spans import put, steps, stream
+from helpers.builders.world_spans import put, response_id, steps, stream, trace_id
 from legato_gpu_agent.agent.otlp_spans import Engine, steps_request
 from legato_gpu_agent.plugin.model import FinishedRequest, Step
 from legato_ingest.attribution.model.vantage import Vantage
@@ -81,3 +85,79 @@ def test_no_verdict_depends_on_another_tenant(store: Store) -> None:
     put(store, stream(WORLD, "client", 1), RECEIVED_NS, "b")
     worker(store).again(0)
     assert store.select(f"SELECT {columns} FROM verdicts FINAL WHERE tenant = 'a' ORDER BY ALL") == alone
+
+
+def finished_by(
+    engine_id: str, at: int, world: World, preemptions: int = 0, preempted: int | None = None, output_tokens: int = 0
+) -> ExportTraceServiceRequest:
+    """The steps of an engine that finished the world's first request in the step ``at``; ``preempted``: what the steps report."""
+    records = world.records()
+    made = [
+        Step(
+            number=i,
+            recorded_ns=int(records.recorded_ns[i]) // 1000 * 1000,
+            interval_us=int(records.interval_ns[i]) // 1000 if i else None,
+            running=int(records.running[i]),
+            waiting=int(records.waiting[i]),
+            prefill_tokens=int(records.prefill_tokens[i]),
+            prefill_requests=int(records.prefill_requests[i]),
+            decode_requests=int(records.decode_requests[i]),
+            decode_tokens=int(records.decode_tokens[i]),
+            preempted=preempted,
+        )
+        for i in range(world.steps)
+    ]
+    ended = FinishedRequest(at, response_id(0), preemptions=preemptions, output_tokens=output_tokens)
+    return steps_request(Engine(engine_id, 5), made, [ended])
+
+
+@pytest.mark.parametrize("names", [("a", "e"), ("z", "e")])
+@pytest.mark.parametrize("is_first", [False, True])
+def test_of_two_engines_that_finish_a_request_the_later_one_made_it(store: Store, names: tuple[str, str], is_first: bool) -> None:
+    """With separate engines for prompts and for tokens both finish it. Neither the names nor the order of the rows count."""
+    world = World(slow={200: 600 * MS})
+    prompts = World(seed=5, streams=1, prefill={i: 2_000 for i in range(3, 160, 3)}, steps=160, offset_ns=-11_000 * MS)
+    at = int(np.searchsorted(prompts.recorded, world.ends[0]))
+    assert prompts.recorded[at] < world.recorded[-1] - 1_000 * MS
+    bodies = [finished_by(names[0], at, prompts, output_tokens=1), finished_by(names[1], world.steps - 1, world, output_tokens=400)]
+    for body in bodies if is_first else reversed(bodies):
+        put(store, body, RECEIVED_NS)
+    put(store, stream(world, "server"), RECEIVED_NS)
+    put(store, stream(world, "client"), RECEIVED_NS)
+    worker(store).step()
+    found = store.select("SELECT engine_id, toString(cause), step_first FROM verdicts FINAL")
+    assert {(engine, cause) for engine, cause, _ in found} == {(names[1], "host")} and {step for *_, step in found} == {200}
+
+
+@pytest.mark.parametrize(("provider", "engine"), [("openai", "e"), ("anthropic", "")])
+def test_a_stream_of_another_provider_has_no_engine(store: Store, provider: str, engine: str) -> None:
+    """A request that no engine finished was served by the only one if it was sent where that one's requests were sent."""
+    world = World(prefill={200: 3_000})
+    put(store, steps(world), RECEIVED_NS)
+    put(store, stream(world, "client"), RECEIVED_NS)
+    other = stream(world, "client", 1)
+    (span,) = other.resource_spans[0].scope_spans[0].spans
+    (named,) = (each for each in span.attributes if each.key == "gen_ai.provider.name")
+    named.value.string_value = provider
+    put(store, other, RECEIVED_NS)
+    worker(store).step()
+    rows = store.select("SELECT DISTINCT lower(hex(trace_id)) AS trace, engine_id FROM verdicts FINAL ORDER BY trace")
+    assert [tuple(row) for row in rows] == [(trace_id(0).hex(), "e"), (trace_id(1).hex(), engine)]
+
+
+@pytest.mark.parametrize(
+    ("preemptions", "preempted", "cause"),
+    [(1, 0, "kv_pressure"), (0, 0, "generation"), (0, None, "kv_pressure")],
+    ids=["preempted", "never preempted", "not reported"],
+)
+def test_the_report_of_the_engine_decides_whether_a_request_was_preempted(
+    store: Store, preemptions: int, preempted: int | None, cause: str
+) -> None:
+    """Another request is preempted while this one gets no token: it was not scheduled, or its text was held back."""
+    world = World(preempted=(200, 215))
+    put(store, finished_by("e", world.steps - 1, world, preemptions, preempted), RECEIVED_NS)
+    put(store, stream(world, "server"), RECEIVED_NS)
+    put(store, stream(world, "client"), RECEIVED_NS)
+    worker(store).step()
+    ((found, parts),) = store.select("SELECT toString(cause), parts FROM verdicts FINAL")
+    assert found == cause and (cause == "kv_pressure" or parts["generation"] > 200 * MS), parts

@@ -88,6 +88,21 @@ def test_several_steps_without_a_preemption_keep_their_parts() -> None:
     assert (verdicts.step_first[0], verdicts.step_last[0], verdicts.preempted[0]) == (2, 3, -1)
 
 
+@pytest.mark.parametrize(("usual_ms", "base", "idle"), [(0, 20, 180), (30, 40, 160), (250, 200, 0)])
+def test_steps_without_a_token_are_no_healthy_time(usual_ms: float, base: float, idle: float) -> None:
+    """Twenty steps gave the stream nothing, and nobody was preempted. A stream with a chunk each 25 steps has such gaps always."""
+    steps = charged_steps(*[BASE] * 30)
+    expected = {"base": base, "generation": idle, "front_end": 1}
+    assert parts_ms(charge(gap(20, 221, 20, 221, usual_ns=usual_ms), steps)) == {name: ms for name, ms in expected.items() if ms}
+
+
+def test_a_request_that_was_never_preempted_is_charged_by_steps() -> None:
+    """Another request was preempted during the silence."""
+    steps = charged_steps(*[BASE] * 30, preempted=[5])
+    assert charged(gap(20, 221, 20, 221), steps) == ("kv_pressure", {"kv_pressure": 200, "front_end": 1})
+    assert charged(gap(20, 221, 20, 221, never_preempted=True), steps) == ("generation", {"base": 20, "generation": 180, "front_end": 1})
+
+
 @pytest.mark.parametrize("error_ms", [0.0, 0.5])
 def test_an_offset_that_is_wrong_by_less_than_its_error_changes_nothing(error_ms: float) -> None:
     """Sends that seem to precede the ends of their steps by half a millisecond are moved to these ends."""
