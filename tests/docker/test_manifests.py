@@ -113,6 +113,8 @@ def test_every_mount_is_declared(pod: str, container: dict[str, Any]) -> None:
     declared = {volume["name"] for volume in PODS[pod]["volumes"]} | claimed
     mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
     assert set(mounts.values()) <= declared
+    # A mount with a subPath never gets a changed Secret or ConfigMap.
+    assert not any("subPath" in mount for mount in container["volumeMounts"])
     for argument in container.get("args", ()):
         assert (ROOT / "collector" / argument.rpartition("/")[2]).exists()
     for variable in container.get("env", ()):

@@ -54,7 +54,7 @@ def test_the_file_is_read_in_order(tmp_path: pathlib.Path) -> None:
 
 def test_the_file_of_the_containers_and_its_example_are_valid(tmp_path: pathlib.Path) -> None:
     """As shipped it has the default alone; without the comment signs the example is an objective."""
-    text = (ROOT / "deploy" / "objectives.toml").read_text(encoding="utf-8")
+    text = (ROOT / "deploy" / "objectives" / "objectives.toml").read_text(encoding="utf-8")
     assert [each.name for each in objectives(tmp_path, text)] == [DEFAULT]
     example = "\n".join(line[2:] for line in text.partition("#\n")[2].splitlines())
     assert [each.name for each in objectives(tmp_path, example)] == ["voice", DEFAULT]
