@@ -123,6 +123,12 @@ def test_every_mount_is_declared(pod: str, container: dict[str, Any]) -> None:
             assert any(value.startswith(f"{path}/") for path in mounts), value
 
 
+@pytest.mark.parametrize("pod", PODS)
+def test_no_service_sets_a_variable(pod: str) -> None:
+    """A Service `legato-web` would set LEGATO_WEB_PORT=tcp://… in all pods of its namespace, which is no port for `legato serve`."""
+    assert PODS[pod]["enableServiceLinks"] is False
+
+
 def test_every_setting_is_documented() -> None:
     """Each variable is in docs/reference.md or collector/README.md, except three that other programs define."""
     others = {"GOMEMLIMIT", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"}
