@@ -84,6 +84,11 @@ def test_without_a_file_there_is_the_default() -> None:
         ("[[objective]]\nname = 'a'\nfirst_output_limit_ms = 1e30", "'first_output_limit_ms' has value 1e+30: Input should be less than"),
         ("[[objective]]\nname = 'a b'", "'name' has value 'a b'"),
         ("[[objective]]\nname = 'a'\nmodel = 7", "'model' has value 7"),
+        (
+            "[[objective]]\nname = 'a'\ntenant = 'shop-*'",
+            "objective 1: 'tenant' has value 'shop-*': expected the exact name of a tenant, or '*' for all; only service, model and route",
+        ),
+        ("[[objective]]\nname = 'a'\ntenant = '**'", "'tenant' has value '**': expected the exact name of a tenant"),
         ("[[objective]]\nname = 'a'\n[[objective]]\nname = 'a'", "the name 'a' occurs twice"),
         ("[[objective]]\nname = 'default'", "the name 'default' occurs twice; the last objective, which Legato adds, is named 'default'"),
         ("".join(f"[[objective]]\nname = 'n{number}'\n" for number in range(101)), "has 101 objectives, expected 100 at most"),
