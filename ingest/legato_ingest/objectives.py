@@ -13,7 +13,8 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core import PydanticCustomError
 
 from legato_ingest.definitions import SLO_FIRST_OUTPUT_MS, SLO_GAP_MS, SLO_TARGET
 from legato_ingest.errors import SettingsError
@@ -24,7 +25,7 @@ __all__ = ["ANY", "DEFAULT", "LISTED", "NAME", "OBJECTIVES_MAX", "TARGET", "TARG
 DEFAULT = "default"
 """The name of the last objective, which matches every stream."""
 ANY = "*"
-"""The pattern that matches everything, and as a tenant all tenants."""
+"""The pattern that matches everything, and as a tenant all tenants. A tenant is compared exactly and has no patterns."""
 OBJECTIVES_MAX = 100
 """A stream is compared with each objective before its own, so there is a limit."""
 
@@ -64,13 +65,21 @@ class Objective(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$", description="Name, unique in the file")
-    tenant: str = Field(default=ANY, min_length=1, max_length=64, description="Tenant of the streams; `*` for all")
+    tenant: str = Field(default=ANY, min_length=1, max_length=64, description="Exact name of the tenant of the streams; `*` for all")
     service: str = _pattern("the service name")
     model: str = _pattern("the model")
     route: str = _pattern("the route")
     target: float = Field(default=SLO_TARGET, gt=0, le=0.999999, description="Share of the streams that has to be good: 0.99 for 99 %")
     gap_limit_ms: float = _limit(SLO_GAP_MS, "A stream with a longer gap, in ms, is not good")
     first_output_limit_ms: float = _limit(SLO_FIRST_OUTPUT_MS, "A stream with a later first output, in ms after its start, is not good")
+
+    @field_validator("tenant")
+    @classmethod
+    def _exact(cls, tenant: str) -> str:
+        if ANY in tenant and tenant != ANY:
+            expected = "expected the exact name of a tenant, or '*' for all; only service, model and route can have patterns"
+            raise PydanticCustomError("tenant", expected)
+        return tenant
 
     @property
     def gap_limit_us(self) -> int:

@@ -20,7 +20,11 @@ LAYERS = (
     ("gateway.yaml", "tokens.yaml", "tls.yaml"),
     ("gateway-sync.yaml", "tokens-sync.yaml"),
     ("gateway-sync.yaml", "tokens-sync.yaml", "tls.yaml"),
+    ("loadbalancing.yaml", "tokens-loadbalancing.yaml"),
+    ("loadbalancing.yaml", "tokens-loadbalancing.yaml", "tls.yaml"),
 )
+# The files that add tokens, each with the file to which it is added.
+TOKENS = {"tokens.yaml": "gateway.yaml", "tokens-sync.yaml": "gateway-sync.yaml", "tokens-loadbalancing.yaml": "loadbalancing.yaml"}
 SETTING = re.compile(r"\$\{env:(\w+)(?::-([^}]*))?\}")
 # The queue's file is named after the exporter's kind, name and signal. A rename orphans the backlog of every installation.
 EXPORTERS = {
@@ -120,22 +124,31 @@ def test_it_listens_on_loopback(name: str) -> None:
     assert "LEGATO_COLLECTOR_HOST" not in text and "0.0.0.0" not in text
 
 
-@pytest.mark.parametrize("name", ["tokens.yaml", "tokens-sync.yaml"])
+@pytest.mark.parametrize("name", TOKENS)
 def test_remote_listeners_require_a_token(name: str) -> None:
-    """Both protocols check the token and keep it with the request; the exporter passes the token on."""
-    read = config(name, LEGATO_COLLECTOR_HOST="0.0.0.0")
+    """Both protocols check the token and keep it with the request; every exporter of the other file passes it on."""
+    read, other = config(name, LEGATO_COLLECTOR_HOST="0.0.0.0"), config(TOKENS[name])
     for protocol in read["receivers"]["otlp"]["protocols"].values():
         assert protocol["endpoint"].startswith("0.0.0.0:")
         assert protocol["auth"] == {"authenticator": "bearertokenauth/clients"} and protocol["include_metadata"] is True
-    assert read["exporters"]["otlp_http/legato"]["auth"] == {"authenticator": "headers_setter/clients"}
+    for exporter in other["exporters"]:
+        client = read["exporters"][exporter]
+        client = client["protocol"]["otlp"] if exporter.startswith("load_balancing") else client
+        assert client == {"auth": {"authenticator": "headers_setter/clients"}}
+    own = ["bearertokenauth/clients", "headers_setter/clients"]
+    assert set(read["exporters"]) == set(other["exporters"]) and read["service"]["extensions"] == other["service"]["extensions"] + own
 
 
-def test_token_layers_of_both_gateways_are_equal() -> None:
-    """tokens-sync.yaml equals tokens.yaml without the queue extension."""
-    one, other = config("tokens.yaml"), config("tokens-sync.yaml")
-    assert one["service"].pop("extensions").remove("file_storage/queue") is None
-    other["service"].pop("extensions")
-    assert one == other
+def test_token_layers_are_equal() -> None:
+    """The receivers and the extensions of each file with tokens are those of tokens.yaml."""
+    one, *others = ({part: config(name)[part] for part in ("extensions", "receivers")} for name in TOKENS)
+    assert all(other == one for other in others)
+
+
+def test_the_image_has_every_configuration() -> None:
+    """The Dockerfile copies each file of this folder except the builder's manifest."""
+    (copied,) = re.findall(r"^COPY (?!--from)(.+) /etc/legato/$", (CONFIGS / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(copied.split()) == {path.name for path in CONFIGS.glob("*.yaml")} - {"builder.yaml"}
 
 
 def test_the_build_has_exactly_the_components_in_use() -> None:

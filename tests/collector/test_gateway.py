@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterable, Iterator, Sequence
 
 import grpc
 import httpx
@@ -12,6 +14,7 @@ import pytest
 from google.protobuf.json_format import MessageToDict
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 
+from helpers.builders.points import gauge, metrics_request
 from helpers.builders.spans import native_span, request
 from helpers.platform.disks import can_mount, small_disk
 from helpers.servers.collector import Collector, run
@@ -44,10 +47,27 @@ def body() -> ExportTraceServiceRequest:
     return out
 
 
-def post(collector: Collector, content: bytes | None = None, headers: dict[str, str] | None = None) -> httpx.Response:
+def streams(ids: Iterable[bytes]) -> bytes:
+    """A request with one stream of each trace."""
+    out = request()
+    for trace_id in ids:
+        native_span(out, trace_id=trace_id)
+    return bytes(out.SerializeToString())
+
+
+def samples() -> bytes:
+    """A request with one sample."""
+    out = metrics_request({"service.name": "engine"})
+    gauge(out, "vllm:num_requests_running", 1, time.time_ns())
+    return bytes(out.SerializeToString())
+
+
+def post(
+    collector: Collector, content: bytes | None = None, headers: dict[str, str] | None = None, path: str = "/v1/traces"
+) -> httpx.Response:
     """Send one request over HTTP."""
     given = {**PROTOBUF, **(headers or {})}
-    return httpx.post(f"{collector.http}/v1/traces", content=content or body().SerializeToString(), headers=given, timeout=30)
+    return httpx.post(f"{collector.http}{path}", content=content or body().SerializeToString(), headers=given, timeout=30)
 
 
 def traces(contents: Iterable[bytes]) -> list[bytes]:
@@ -230,26 +250,78 @@ def test_a_node_sends_with_its_own_token(tmp_path: pathlib.Path, behind: Receive
     assert behind.accepted[0].authorization == "Bearer node"
 
 
+@contextlib.contextmanager
+def gateways(
+    folder: pathlib.Path, *behind: Receiver, layers: Sequence[str] = ("gateway.yaml",), **settings: str
+) -> Iterator[list[Collector]]:
+    """Run a gateway with these files in front of each receiver, and yield them."""
+    made = [Collector(folder / f"gateway-{number}", layers, LEGATO_INGEST_URL=each.url, **settings) for number, each in enumerate(behind)]
+    with contextlib.ExitStack() as stack:
+        for each in made:
+            each.start()
+            stack.callback(each.stop)
+        yield made
+
+
+def in_front_of(made: Sequence[Collector]) -> dict[str, str]:
+    """The settings of a balancer in front of these gateways."""
+    return {"LEGATO_GATEWAYS": str([each.grpc for each in made]), "LEGATO_GATEWAYS_INSECURE": "true"}
+
+
 def test_each_trace_goes_to_one_gateway(tmp_path: pathlib.Path) -> None:
     """Both gateways get traces, every span arrives once, and all spans of a trace reach the same gateway, also from later requests."""
-    with receiver() as one, receiver() as two:
-        gateways = [Collector(tmp_path / name, ["gateway.yaml"], LEGATO_INGEST_URL=kept.url) for name, kept in (("a", one), ("b", two))]
-        for gateway in gateways:
-            gateway.start()
-        settings = {"LEGATO_GATEWAYS": str([gateway.grpc for gateway in gateways]), "LEGATO_GATEWAYS_INSECURE": "true"}
+    with receiver() as one, receiver() as two, gateways(tmp_path, one, two) as made:
         ids = [os.urandom(16) for _ in range(40)]
-        with run(tmp_path / "balancer", "loadbalancing.yaml", **settings) as balancer:
+        with run(tmp_path / "balancer", "loadbalancing.yaml", **in_front_of(made)) as balancer:
             for _ in range(2):
-                message = request()
-                for trace_id in ids:
-                    native_span(message, trace_id=trace_id)
-                assert post(balancer, message.SerializeToString()).status_code == 200
+                assert post(balancer, streams(ids)).status_code == 200
 
             def arrived(*receivers: Receiver) -> list[bytes]:
                 return traces(each.body for kept in receivers for each in kept.accepted)
 
             assert eventually(lambda: len(arrived(one, two)) == 80)
-        for gateway in gateways:
-            gateway.stop()
     assert set(arrived(one)).isdisjoint(arrived(two)) and arrived(one) and arrived(two)
     assert arrived(one, two) == sorted(ids * 2)
+
+
+def test_a_balancer_sends_each_request_with_its_token(tmp_path: pathlib.Path, tokens: pathlib.Path) -> None:
+    """Gateways that require tokens get those of the clients, over both protocols and for both signals. Without a token it refuses."""
+    settings = {"LEGATO_COLLECTOR_TOKENS_FILE": str(tokens)}
+    with receiver() as one, receiver() as two, gateways(tmp_path, one, two, layers=("gateway.yaml", "tokens.yaml"), **settings) as made:
+        with run(tmp_path / "balancer", "loadbalancing.yaml", "tokens-loadbalancing.yaml", **in_front_of(made), **settings) as balancer:
+            assert [post(balancer, headers=headers).status_code for headers in ({}, {"authorization": "Bearer no"})] == [401, 401]
+            with pytest.raises(grpc.RpcError) as rejected:
+                call(balancer, body())
+            assert rejected.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            ids = {"Bearer one": [os.urandom(16) for _ in range(40)], "Bearer other": [os.urandom(16) for _ in range(40)]}
+            assert post(balancer, streams(ids["Bearer one"]), ONE).status_code == 200
+            call(balancer, ExportTraceServiceRequest.FromString(streams(ids["Bearer other"])), (("authorization", "Bearer other"),))
+            assert post(balancer, samples(), OTHER, "/v1/metrics").status_code == 200
+
+            def arrived(token: str, path: str = "/v1/traces") -> list[bytes]:
+                return [each.body for kept in (one, two) for each in kept.accepted if (each.authorization, each.path) == (token, path)]
+
+            assert eventually(
+                lambda: all(traces(arrived(token)) == sorted(ids[token]) for token in ids) and arrived("Bearer other", "/v1/metrics")
+            )
+    assert one.accepted and two.accepted and len(one.received + two.received) == 5
+
+
+def test_a_balancers_backlog_keeps_its_tokens(tmp_path: pathlib.Path, behind: Receiver, tokens: pathlib.Path) -> None:
+    """Requests of two tenants that waited for the gateway are sent with their own tokens, also after SIGKILL and a restart."""
+    settings = {"LEGATO_COLLECTOR_TOKENS_FILE": str(tokens)}
+    with gateways(tmp_path, behind, layers=("gateway.yaml", "tokens.yaml"), **settings) as (gateway,):
+        gateway.kill()
+        with run(
+            tmp_path / "balancer", "loadbalancing.yaml", "tokens-loadbalancing.yaml", **in_front_of([gateway]), **settings
+        ) as balancer:
+            ids = {token: os.urandom(16) for token in ("one", "other")}
+            for token, trace_id in ids.items():
+                assert post(balancer, streams([trace_id]), {"authorization": f"Bearer {token}"}).status_code == 200
+            balancer.kill()
+            gateway.start()
+            balancer.start()
+            assert eventually(lambda: len(behind.accepted) == 2)
+    assert {each.authorization: traces([each.body]) for each in behind.accepted} == {
+        f"Bearer {token}": [each] for token, each in ids.items()
+    }

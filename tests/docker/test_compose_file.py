@@ -67,6 +67,18 @@ def test_every_mount_source_exists(name: str) -> None:
             assert source in declared
 
 
+@pytest.mark.parametrize("name", OWN)
+def test_what_may_change_is_mounted_with_its_folder(name: str) -> None:
+    """A mounted file is the one of the container's start for ever: an editor or `git pull` puts a new file in its place on the host."""
+    mounts = dict(mount.split(":")[:2] for mount in OWN[name].get("volumes", []))
+    own = [source for source in mounts if source.startswith("./") and not source.startswith("./.secrets/")]
+    assert all((ROOT / source).is_dir() for source in own)
+    for setting, value in OWN[name].get("environment", {}).items():
+        if setting.endswith("_FILE"):
+            (folder,) = (source for source, target in mounts.items() if value.startswith(f"{target}/"))
+            assert folder == "./.secrets/tokens" or (ROOT / folder / value.rpartition("/")[2]).is_file(), setting
+
+
 def test_every_variable_is_written_by_make_up_or_has_a_default(tmp_path: pathlib.Path) -> None:
     """No password has a default: `make up` writes each one. The alert webhook may be empty."""
     text = COMPOSE.read_text(encoding="utf-8")

@@ -113,12 +113,20 @@ def test_every_mount_is_declared(pod: str, container: dict[str, Any]) -> None:
     declared = {volume["name"] for volume in PODS[pod]["volumes"]} | claimed
     mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
     assert set(mounts.values()) <= declared
+    # A mount with a subPath never gets a changed Secret or ConfigMap.
+    assert not any("subPath" in mount for mount in container["volumeMounts"])
     for argument in container.get("args", ()):
         assert (ROOT / "collector" / argument.rpartition("/")[2]).exists()
     for variable in container.get("env", ()):
         value = variable.get("value", "")
         if value.startswith("/"):
             assert any(value.startswith(f"{path}/") for path in mounts), value
+
+
+@pytest.mark.parametrize("pod", PODS)
+def test_no_service_sets_a_variable(pod: str) -> None:
+    """A Service `legato-web` would set LEGATO_WEB_PORT=tcp://… in all pods of its namespace, which is no port for `legato serve`."""
+    assert PODS[pod]["enableServiceLinks"] is False
 
 
 def test_every_setting_is_documented() -> None:

@@ -54,7 +54,7 @@ def test_the_file_is_read_in_order(tmp_path: pathlib.Path) -> None:
 
 def test_the_file_of_the_containers_and_its_example_are_valid(tmp_path: pathlib.Path) -> None:
     """As shipped it has the default alone; without the comment signs the example is an objective."""
-    text = (ROOT / "deploy" / "objectives.toml").read_text(encoding="utf-8")
+    text = (ROOT / "deploy" / "objectives" / "objectives.toml").read_text(encoding="utf-8")
     assert [each.name for each in objectives(tmp_path, text)] == [DEFAULT]
     example = "\n".join(line[2:] for line in text.partition("#\n")[2].splitlines())
     assert [each.name for each in objectives(tmp_path, example)] == ["voice", DEFAULT]
@@ -84,6 +84,11 @@ def test_without_a_file_there_is_the_default() -> None:
         ("[[objective]]\nname = 'a'\nfirst_output_limit_ms = 1e30", "'first_output_limit_ms' has value 1e+30: Input should be less than"),
         ("[[objective]]\nname = 'a b'", "'name' has value 'a b'"),
         ("[[objective]]\nname = 'a'\nmodel = 7", "'model' has value 7"),
+        (
+            "[[objective]]\nname = 'a'\ntenant = 'shop-*'",
+            "objective 1: 'tenant' has value 'shop-*': expected the exact name of a tenant, or '*' for all; only service, model and route",
+        ),
+        ("[[objective]]\nname = 'a'\ntenant = '**'", "'tenant' has value '**': expected the exact name of a tenant"),
         ("[[objective]]\nname = 'a'\n[[objective]]\nname = 'a'", "the name 'a' occurs twice"),
         ("[[objective]]\nname = 'default'", "the name 'default' occurs twice; the last objective, which Legato adds, is named 'default'"),
         ("".join(f"[[objective]]\nname = 'n{number}'\n" for number in range(101)), "has 101 objectives, expected 100 at most"),
