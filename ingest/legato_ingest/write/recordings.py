@@ -40,6 +40,7 @@ class Recording:
     vantage: str
     service_name: str
     model: str
+    response_model: str
     response_id: str
     emitter: str
     start_ns: int
@@ -167,10 +168,19 @@ def _has_sdk(one: Recording, other: Recording) -> bool:
 
 
 def _contradict(one: Recording, other: Recording) -> bool:
-    """Whether two rows name different responses or models. Frameworks put the provider before the model's name."""
-    if one.response_id and other.response_id and one.response_id != other.response_id:
-        return True
-    return bool(one.model and other.model) and one.model.rpartition("/")[2] != other.model.rpartition("/")[2]
+    """Whether two rows name different responses, or, where one has no id, models that cannot be one.
+
+    A provider answers by a dated name, or by another one than that of an alias or a deployment. Some emitters send this name alone.
+    """
+    if one.response_id and other.response_id:
+        return one.response_id != other.response_id
+    models, others = _models(one), _models(other)
+    return bool(models and others) and models.isdisjoint(others)
+
+
+def _models(row: Recording) -> set[str]:
+    """Return the names of the model that was requested and of the one that answered. Frameworks put the provider before a name."""
+    return {name.rpartition("/")[2] for name in (row.model, row.response_model) if name}
 
 
 def _is_alike(one: Recording, other: Recording) -> bool:

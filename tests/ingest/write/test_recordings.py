@@ -20,7 +20,7 @@ TRACE, ID = b"t" * 16, "chatcmpl-1"
 NOW_NS = time.time_ns() - 60 * SECOND_NS
 BASE: dict[str, Any] = {
     "tenant": "", "trace_id": TRACE, "span_id": b"a" * 8, "parent_span_id": bytes(8), "rev": 1, "vantage": "client", "service_name": "shop",
-    "model": "m", "response_id": ID, "emitter": "openlit/1", "start_ns": NOW_NS, "duration_ns": 2 * SECOND_NS,
+    "model": "m", "response_model": "", "response_id": ID, "emitter": "openlit/1", "start_ns": NOW_NS, "duration_ns": 2 * SECOND_NS,
     "has_chunks": False, "has_ttft": False, "any_chunk": False,
 }  # fmt: skip
 
@@ -69,6 +69,22 @@ def test_without_an_id_the_parent_and_the_time_decide() -> None:
     assert losers([outer, inner]) == [(outer, inner)]
     assert losers([LEGATO, beside]) == [(beside, LEGATO)]
     assert losers([LEGATO, recording(emitter="legato-python/0.1.0")]) == []
+
+
+@pytest.mark.parametrize("asked", ["gpt-4o", "gpt-4o-latest", "my-deployment", "openai/gpt-4o"])
+def test_a_provider_that_answers_by_another_name(asked: str) -> None:
+    """A dated name, or that behind an alias or a deployment. The id decides; without one, the names that either row has."""
+    dated = "gpt-4o-2024-08-06"
+    own = replace(LEGATO, model=asked, response_model=dated)
+    for foreign in (recording(model=dated), recording(model=asked, response_model=dated), recording(model=asked, response_model="")):
+        for response_id in (ID, ""):
+            beside = replace(foreign, response_id=response_id)
+            assert losers([own, beside]) == [(beside, own)]
+    # A row that does not say which model answered may be of this one only if they have one id.
+    silent, beside = replace(own, response_model=""), recording(model=dated)
+    assert losers([silent, beside]) == [(beside, silent)]
+    assert losers([silent, replace(beside, response_id="")]) == []
+    assert losers([own, recording(model=dated, response_id="chatcmpl-2")]) == []
 
 
 def test_a_row_of_logfire_steps_back_for_that_of_the_sdk() -> None:

@@ -56,8 +56,9 @@ GENAI_SCOPES = (
     "opentelemetry.util.genai", "opentelemetry.instrumentation.botocore",
 )  # fmt: skip
 
-_MODEL = ("gen_ai.request.model", "llm.request.model", "llm.model_name", "langfuse.observation.model.name", "ai.model.id", "model")
-_RESPONSE_MODEL = ("gen_ai.response.model", "llm.response.model", "ai.response.model")
+_MODEL = ("gen_ai.request.model", "llm.request.model", "llm.request.model_name", "llm.model_name", "langfuse.observation.model.name",
+          "ai.model.id", "model")  # fmt: skip
+_RESPONSE_MODEL = ("gen_ai.response.model", "llm.response.model", "llm.response.model_name", "ai.response.model")
 _RESPONSE_ID = ("gen_ai.response.id", "ai.response.id", "llm.response.id")
 _PROVIDER = ("gen_ai.provider.name", "gen_ai.system", "llm.provider", "llm.system", "ai.model.provider",
              "langfuse.observation.metadata.ls_provider")  # fmt: skip
