@@ -71,11 +71,22 @@ _INPUT = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_
           "ai.usage.inputTokens", "ai.usage.promptTokens", "input_tokens")  # fmt: skip
 _OUTPUT = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.token_count.completion", "llm.usage.completion_tokens",
            "ai.usage.outputTokens", "ai.usage.completionTokens", "output_tokens")  # fmt: skip
-_CANCELLED = re.compile(r"cancel|abort|abandon|GeneratorExit|disconnect", re.IGNORECASE)
-# Finish reasons of a stream that broke, and those that show no end.
+# Finish reasons of a stream that its client left, of one that broke, and those that show no end.
+_LEFT = re.compile(r"cancel|abort|abandon|disconnect", re.IGNORECASE)
 _BROKEN = ("error", "failed")
 _NO_END = ("unknown", "in_progress", "queued", "none", "null")
 _TIMED_OUT = re.compile(r"time.?out|deadline", re.IGNORECASE)
+# Types of errors, and words of messages, that say that the client left. A server also disconnects, and aborts connections.
+_CANCELS = r"AbortError|GeneratorExit|client.?disconnect"
+_CANCEL_TYPE = re.compile(rf"cancel|{_CANCELS}|WebSocketDisconnect", re.IGNORECASE)
+_CANCEL_SAID = re.compile(
+    rf"{_CANCELS}|CancelledError|\bcancell?ed\b|abandoned stream|(?:operation|request) was aborted|user aborted", re.IGNORECASE
+)
+# Errors that the provider answered: what is cancelled then is no stream. The status 499 is that of a client that left.
+_ANSWERED = re.compile(
+    r"RateLimit|ServerError|StatusError|CallError|Unavailable|Overloaded|BadRequest|Denied|(?:(?:code|status)\W{0,3}|^)(?:4(?!99)|5)\d\d\b",
+    re.IGNORECASE | re.MULTILINE,
+)
 # An error type of the conventions that names no error.
 _OTHER = "_OTHER"
 _LAST_EVENTS = 8
@@ -247,16 +258,16 @@ def outcome_of(span: Span, record: StreamRecord) -> str:
     failed = span.status.code == Status.STATUS_CODE_ERROR or bool(record.error_type)
     if not failed:
         finish = record.finish_reason.lower()
-        if finish in _BROKEN or _CANCELLED.search(finish):
+        if finish in _BROKEN or _LEFT.search(finish):
             return "upstream_error" if finish in _BROKEN else "client_cancel"
         # Anthropic's first event has a number of output tokens already.
         reached = (finish and finish not in _NO_END) or (record.output_tokens and record.provider != "anthropic")
         return "complete" if reached else UNKNOWN_OUTCOME
-    said = f"{record.error_type} {span.status.message}"
-    if _CANCELLED.search(said):
-        return "client_cancel"
-    if _TIMED_OUT.search(said):
+    kind, said = record.error_type, span.status.message
+    if _TIMED_OUT.search(kind) or _TIMED_OUT.search(said):
         return "timeout"
+    if _CANCEL_TYPE.search(kind) or (_CANCEL_SAID.search(said) and not _ANSWERED.search(f"{kind}\n{said}")):
+        return "client_cancel"
     if record.error_type in ("", _OTHER) and not span.status.message:
         return "complete" if record.finish_reason else UNKNOWN_OUTCOME
     return "upstream_error"

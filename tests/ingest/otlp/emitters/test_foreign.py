@@ -75,12 +75,33 @@ def span_of(attributes: dict[str, Any], **more: Any) -> tuple[Span, Attributes]:
         ("httpx.ReadTimeout", "", "", None, "timeout"),
         ("openai.APIConnectionError", "Connection error.", "", None, "upstream_error"),
         ("500", "", "", None, "upstream_error"),
+        ("aiohttp.client_exceptions.ServerDisconnectedError", "Server disconnected", "", 3, "upstream_error"),
+        ("httpx.RemoteProtocolError", "Server disconnected without sending a response.", "", None, "upstream_error"),
+        ("openai.InternalServerError", "Error code: 503 - upstream connect error or disconnect/reset", "", None, "upstream_error"),
+        ("requests.exceptions.ConnectionError", "('Connection aborted.', RemoteDisconnected('…'))", "", None, "upstream_error"),
+        ("litellm.exceptions.InternalServerError", "OpenAIException - Server disconnected", "", None, "upstream_error"),
+        ("openai.RateLimitError", "Your subscription was cancelled: quota exceeded", "", None, "upstream_error"),
+        ("Error", "403 Your subscription was cancelled", "", None, "upstream_error"),
+        ("ECONNABORTED", "", "", None, "upstream_error"),
+        ("ECONNABORTED", "timeout of 1000ms exceeded", "", None, "timeout"),
+        ("grpc.aio.AioRpcError", "StatusCode.ABORTED", "", None, "upstream_error"),
+        ("grpc.aio.AioRpcError", "StatusCode.CANCELLED", "", None, "client_cancel"),
+        ("TimeoutError", "The operation was aborted due to timeout", "", None, "timeout"),
+        ("23", "The operation was aborted due to timeout", "", None, "timeout"),
+        ("20", "This operation was aborted", "", None, "client_cancel"),
+        ("openai.APIUserAbortError", "Request was aborted.", "", None, "client_cancel"),
+        ("starlette.requests.ClientDisconnect", "", "", None, "client_cancel"),
+        ("*url.Error", 'Post "https://localhost:443/v1": context canceled', "", None, "client_cancel"),
+        ("*url.Error", "net/http: request canceled (Client.Timeout exceeded while awaiting headers)", "", None, "timeout"),
+        ("fastapi.exceptions.HTTPException", "499: Client disconnected", "", None, "client_cancel"),
+        ("", "GeneratorExit()", "", None, "client_cancel"),
+        ("", "", "abort", 7, "client_cancel"),
     ],
 )
 def test_the_outcome_claims_no_more_than_the_span_shows(
     error_type: str, message: str, finish: str, tokens: int | None, outcome: str
 ) -> None:
-    """A break is no provider's error, and nothing but a finish reason or a usage shows an end."""
+    """A break is no provider's error, a provider that went away is no break, and only a finish reason or a usage shows an end."""
     values = {"error.type": error_type, "gen_ai.response.finish_reason": finish, "gen_ai.usage.output_tokens": tokens}
     code = Status.STATUS_CODE_ERROR if error_type or message else Status.STATUS_CODE_UNSET
     span, attributes = span_of({key: value for key, value in values.items() if value}, status=Status(code=code, message=message))
