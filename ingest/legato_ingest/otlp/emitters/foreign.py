@@ -21,7 +21,7 @@ from legato_ingest.definitions import UNKNOWN_OUTCOME
 from legato_ingest.otlp.attributes import TEXT_CHARACTERS_MAX, Attributes, attribute_map
 from legato_ingest.otlp.emitters.chunk_events import ChunkEvents
 from legato_ingest.otlp.emitters.common import PORT_MAX, UINT32_MAX
-from legato_ingest.otlp.emitters.spellings import error_name, finish_name, host_of, port_of, provider_name
+from legato_ingest.otlp.emitters.spellings import error_name, finish_name, host_of, port_of, provider_name, said_of
 from legato_ingest.otlp.model import StreamRecord
 
 __all__ = [
@@ -263,7 +263,7 @@ def outcome_of(span: Span, record: StreamRecord) -> str:
         # Anthropic's first event has a number of output tokens already.
         reached = (finish and finish not in _NO_END) or (record.output_tokens and record.provider != "anthropic")
         return "complete" if reached else UNKNOWN_OUTCOME
-    kind, said = record.error_type, span.status.message
+    kind, said = record.error_type, said_of(span.status.message)
     if _TIMED_OUT.search(kind) or _TIMED_OUT.search(said):
         return "timeout"
     if _CANCEL_TYPE.search(kind) or (_CANCEL_SAID.search(said) and not _ANSWERED.search(f"{kind}\n{said}")):

@@ -40,6 +40,10 @@ VALUES = st.one_of(
     st.lists(st.text(max_size=9), max_size=3),
     st.sampled_from(TEXTS),
 )
+TRACEBACK = (
+    "Traceback (most recent call last):\n\n\n"
+    '  File "httpcore/_async/http11.py", line 106, in handle_async_request\n    event = self._receive_event(timeout=timeout)\n\n\n'
+)
 NAMES = ("chunk", "gen_ai.choice", "exception", "First Token Stream Event")
 
 
@@ -96,6 +100,15 @@ def span_of(attributes: dict[str, Any], **more: Any) -> tuple[Span, Attributes]:
         ("fastapi.exceptions.HTTPException", "499: Client disconnected", "", None, "client_cancel"),
         ("", "GeneratorExit()", "", None, "client_cancel"),
         ("", "", "abort", 7, "client_cancel"),
+        (
+            "a.ConnectionError",
+            f"ConnectionError('Connection error.'){TRACEBACK}a.ConnectionError: Connection error.",
+            "",
+            1,
+            "upstream_error",
+        ),
+        ("", f"GeneratorExit(){TRACEBACK}GeneratorExit", "", None, "client_cancel"),
+        ("", f"{TRACEBACK}openai.APITimeoutError: Request timed out.", "", None, "timeout"),
     ],
 )
 def test_the_outcome_claims_no_more_than_the_span_shows(
