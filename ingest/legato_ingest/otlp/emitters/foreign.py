@@ -89,6 +89,7 @@ _ANSWERED = re.compile(
 )
 # An error type of the conventions that names no error.
 _OTHER = "_OTHER"
+_ERROR_TYPE = "error.type"
 _LAST_EVENTS = 8
 # A TTFT this close to the duration of a stream of several tokens is the duration: several libraries set it so where they saw no first
 # chunk.
@@ -234,13 +235,17 @@ def foreign_record(span: Span, attributes: Attributes, loose: Loose, family: str
     if record.input_tokens == 0 and not record.output_tokens:
         # A counter that was never set: no request has an empty prompt.
         record.input_tokens = record.output_tokens = None
+    if _is_survived(span, record):
+        record.error_type = ""
     record.outcome = outcome_of(span, record)
     return record
 
 
 def error_type_of(span: Span, own: Mapping[str, AnyValue]) -> str:
     """Return the error type in a span's own attributes, or the type of the last exception that it recorded; empty without one."""
-    found = Loose(Attributes(own, {})).text("error.type")
+    loose = Loose(Attributes(own, {}))
+    # A status of HTTP may be a number.
+    found = loose.text(_ERROR_TYPE) or str(loose.count(_ERROR_TYPE) or "")
     # An exception ends the stream, and thousands of chunks may precede it.
     for event in () if found else reversed(span.events[-_LAST_EVENTS:]):
         if event.name == "exception":
@@ -249,13 +254,20 @@ def error_type_of(span: Span, own: Mapping[str, AnyValue]) -> str:
     return error_name(found, "")
 
 
+def _is_survived(span: Span, record: StreamRecord) -> bool:
+    """Whether the error is an exception that the library recorded and went on after, as before another attempt: the stream has an end."""
+    if span.status.code == Status.STATUS_CODE_ERROR or any(each.key == _ERROR_TYPE for each in span.attributes):
+        return False
+    return record.finish_reason.lower() not in ("", *_NO_END, *_BROKEN)
+
+
 def outcome_of(span: Span, record: StreamRecord) -> str:
     """Return the outcome as far as the span shows it.
 
     A library that leaves a loop early often ends its span with status OK, so only a finish reason or a usage proves that the stream reached
     its end. A span with an error of no type, and without a finish reason, shows neither an end nor a provider's error.
     """
-    failed = span.status.code == Status.STATUS_CODE_ERROR or bool(record.error_type)
+    failed = span.status.code == Status.STATUS_CODE_ERROR or (record.error_type and not _is_survived(span, record))
     if not failed:
         finish = record.finish_reason.lower()
         if finish in _BROKEN or _LEFT.search(finish):

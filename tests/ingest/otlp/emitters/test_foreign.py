@@ -171,6 +171,35 @@ def test_the_last_exception_names_the_error() -> None:
     assert foreign_record(span, attributes, Loose(attributes), "x").error_type == "httpx.RemoteProtocolError"
 
 
+@pytest.mark.parametrize(
+    ("code", "attributes", "expected"),
+    [
+        (Status.STATUS_CODE_OK, {"gen_ai.response.finish_reasons": "stop"}, ("complete", "")),
+        (Status.STATUS_CODE_UNSET, {"gen_ai.response.finish_reasons": "length"}, ("complete", "")),
+        (Status.STATUS_CODE_OK, {"gen_ai.usage.output_tokens": 12}, ("upstream_error", "openai.RateLimitError")),
+        (Status.STATUS_CODE_OK, {"gen_ai.response.finish_reasons": "unknown"}, ("upstream_error", "openai.RateLimitError")),
+        (Status.STATUS_CODE_OK, {"gen_ai.response.finish_reasons": "error"}, ("upstream_error", "openai.RateLimitError")),
+        (Status.STATUS_CODE_ERROR, {"gen_ai.response.finish_reasons": "stop"}, ("upstream_error", "openai.RateLimitError")),
+        (Status.STATUS_CODE_OK, {"gen_ai.response.finish_reasons": "stop", "error.type": "KeyError"}, ("upstream_error", "KeyError")),
+    ],
+)
+def test_an_exception_that_the_library_survived_is_no_failure(code: Any, attributes: dict[str, Any], expected: tuple[str, str]) -> None:
+    """It records the exception of an attempt, and tries again. LangSmith's failed streams have status OK, too, but no finish reason."""
+    span, own = span_of(attributes, status=Status(code=code))
+    event = span.events.add(name="exception", time_unix_nano=NOW_NS)
+    event.attributes.add(key="exception.type", value=any_value("openai.RateLimitError"))
+    record = foreign_record(span, own, Loose(own), "semconv")
+    assert (record.outcome, record.error_type) == expected
+
+
+@pytest.mark.parametrize(("value", "error_type"), [(500, "500"), (503.0, "503"), ("500", "500"), (0, ""), (True, ""), (-1, "")])
+def test_a_number_is_an_error_type(value: Any, error_type: str) -> None:
+    """A status of HTTP; 0 is no error."""
+    span, attributes = span_of({"error.type": value}, status=Status(code=Status.STATUS_CODE_ERROR))
+    record = foreign_record(span, attributes, Loose(attributes), "semconv")
+    assert (record.error_type, record.outcome) == (error_type, "upstream_error" if error_type else "unknown")
+
+
 @given(
     scope=st.sampled_from(SCOPES),
     values=st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=10),
