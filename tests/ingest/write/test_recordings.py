@@ -127,6 +127,27 @@ def test_an_id_in_many_traces_identifies_no_response() -> None:
     assert losers([*own, *foreign, beside]) == [(beside, own[3])]
 
 
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
+def test_parallel_requests_to_a_server_with_one_id_stay(order: Sequence[int]) -> None:
+    """One emitter made both rows: they are two requests, or an engine's two choices of one. Another emitter's rows still step back."""
+    same = [recording(span_id=bytes([1 + number]) * 8, start_ns=NOW_NS + number, has_ttft=True) for number in range(2)]
+    others = [recording(span_id=bytes([9 + number]) * 8, emitter="otel-genai/1", start_ns=NOW_NS + number) for number in range(2)]
+    assert losers(same) == [] and losers([replace(each, vantage="engine", emitter="engine-request") for each in same]) == []
+    assert losers([same[0], replace(same[1], trace_id=b"u" * 16)]) == []
+    rows = [*same, *others]
+    assert {loser for loser, _ in losers(rows[number] for number in order)} == set(others)
+    richer = [replace(others[0], has_chunks=True), others[1]]
+    assert {loser for loser, _ in losers([*same, *richer][number] for number in order)} == set(same)
+
+
+def test_a_row_inside_of_one_of_the_same_emitter_is_of_the_same_response() -> None:
+    """A library may record a framework and its client under one name. A span that is sent twice is one row."""
+    outer = recording(span_id=b"o" * 8, has_ttft=True)
+    inner = recording(span_id=b"i" * 8, parent_span_id=b"o" * 8)
+    assert losers([outer, inner]) == [(inner, outer)]
+    assert losers([outer, replace(outer, place=(0, 0))]) == []
+
+
 @given(st.permutations(range(3)), st.booleans())
 @examples(20)
 def test_the_revs_of_one_stream_are_one_recording(order: Sequence[int], is_richer: bool) -> None:
