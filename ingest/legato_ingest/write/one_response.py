@@ -48,7 +48,8 @@ _NONE = bytes(8)
 # Columns of bytes that are no text.
 _IDS = frozenset(("trace_id", "span_id", "parent_span_id"))
 _COLUMNS = (
-    "tenant", "trace_id", "span_id", "parent_span_id", "rev", "vantage", "service_name", "model", "response_id", "emitter",
+    "tenant", "trace_id", "span_id", "parent_span_id", "rev", "vantage", "service_name", "model", "response_model", "response_id",
+    "emitter",
 )  # fmt: skip
 # The ids are sent as hexadecimal strings, one for each column: ClickHouse parses these some ten times faster than lists of expressions.
 # Of an id in many traces only as many rows are read as show that (``recordings.TRACES_MAX``).

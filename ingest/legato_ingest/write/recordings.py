@@ -40,6 +40,7 @@ class Recording:
     vantage: str
     service_name: str
     model: str
+    response_model: str
     response_id: str
     emitter: str
     start_ns: int
@@ -155,7 +156,7 @@ def _is_same(one: Recording, other: Recording) -> bool:
     if one.response_id and other.response_id:
         # Some servers count their ids from 0, so in two traces the time decides, too.
         return _is_alike(one, other)
-    if one.span_id == other.parent_span_id or other.span_id == one.parent_span_id:
+    if _is_nested(one, other):
         # An agent's span around several requests is much longer than each of them.
         return 2 * overlap_ns >= max(one.duration_ns, other.duration_ns)
     return (one.is_own != other.is_own or _has_sdk(one, other)) and _is_alike(one, other)
@@ -167,10 +168,28 @@ def _has_sdk(one: Recording, other: Recording) -> bool:
 
 
 def _contradict(one: Recording, other: Recording) -> bool:
-    """Whether two rows name different responses or models. Frameworks put the provider before the model's name."""
-    if one.response_id and other.response_id and one.response_id != other.response_id:
+    """Whether two rows name different responses, or, where one has no id, models that cannot be one.
+
+    One emitter makes one row of a response, or one inside of the other: other rows with an equal id are parallel requests to a server that
+    repeats its ids, or the choices of one request at an engine. A provider answers by a dated name, or by another one than that of an alias
+    or a deployment. Some emitters send this name alone.
+    """
+    if one.emitter == other.emitter and not _is_nested(one, other):
         return True
-    return bool(one.model and other.model) and one.model.rpartition("/")[2] != other.model.rpartition("/")[2]
+    if one.response_id and other.response_id:
+        return one.response_id != other.response_id
+    models, others = _models(one), _models(other)
+    return bool(models and others) and models.isdisjoint(others)
+
+
+def _is_nested(one: Recording, other: Recording) -> bool:
+    """Whether one of the rows is the parent of the other."""
+    return one.trace_id == other.trace_id and (one.span_id == other.parent_span_id or other.span_id == one.parent_span_id)
+
+
+def _models(row: Recording) -> set[str]:
+    """Return the names of the model that was requested and of the one that answered. Frameworks put the provider before a name."""
+    return {name.rpartition("/")[2] for name in (row.model, row.response_model) if name}
 
 
 def _is_alike(one: Recording, other: Recording) -> bool:

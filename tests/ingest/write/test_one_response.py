@@ -72,6 +72,34 @@ def test_the_store_shows_one_row_whichever_comes_first(store: Store, order: Sequ
     assert counted.get("stored", 0) == (order[0] == "openlit")
 
 
+OPENINFERENCE = {
+    "openinference.span.kind": "LLM", "llm.model_name": "gpt-4o-2024-08-06", "output.value": f'{{"id": "{ID}"}}',
+    "llm.invocation_parameters": '{"model": "gpt-4o", "stream": true}',
+}  # fmt: skip
+LANGFUSE = {
+    "langfuse.observation.type": "generation", "langfuse.observation.model.name": "gpt-4o-2024-08-06",
+    "langfuse.observation.completion_start_time": '"2026-11-23T15:26:25.646018Z"',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("attributes", [OPENINFERENCE, LANGFUSE])
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_provider_that_answers_by_a_dated_name_has_one_row(store: Store, attributes: dict[str, str], order: Sequence[int]) -> None:
+    """The model was asked for as `gpt-4o`. Both libraries send the name of the answer, one of them without the response's id."""
+    own, foreign = request({"service.name": "shop"}), request({"service.name": "shop"}, {"x": 1})
+    answer = {"gen_ai.response.id": ID, "gen_ai.request.model": "gpt-4o", "gen_ai.response.model": "gpt-4o-2024-08-06"}
+    native_span(own, {"legato.stream.timeline": steady_timeline(), **answer}, trace_id=TRACE, span_id=b"l" * 8, start_ns=NOW_NS)
+    span = scope_of(foreign).spans.add(trace_id=TRACE, span_id=b"p" * 8, name="ChatCompletion", start_time_unix_nano=NOW_NS)
+    span.end_time_unix_nano = scope_of(own).spans[0].end_time_unix_nano
+    for key, value in attributes.items():
+        span.attributes.add(key=key, value=any_value(value))
+    with committing(store) as committer:
+        for number in order:
+            send(committer, (own, foreign)[number])
+    shown = store.select("SELECT emitter, model, response_model FROM streams")
+    assert shown == [("legato-python/0.1.0", "gpt-4o", "gpt-4o-2024-08-06")]
+
+
 def native_rows(emitter: str, *revs: int, response_id: str = ID, has_ended: bool = True) -> ExportTraceServiceRequest:
     """A request with these revs of one stream of the response. The last of them is its end, if it has one."""
     body = request({"service.name": "shop"}, {"legato.emitter": emitter})
@@ -281,7 +309,7 @@ def test_a_query_names_the_ids_of_its_rows_alone() -> None:
 
 def test_thousands_of_rows_that_step_back_take_little_time() -> None:
     """One row of Legato's beats all foreign rows of its response. A table for each took 2 ms, and every sender waited."""
-    rest = (bytes(8), 1, "client", "shop", "m", ID, "openlit/1", NOW_NS, 2 * SECOND_NS, False, False, False)
+    rest = (bytes(8), 1, "client", "shop", "m", "", ID, "openlit/1", NOW_NS, 2 * SECOND_NS, False, False, False)
     rows = [Recording(f"t{number % 3}", TRACE, b"%08d" % number, *rest) for number in range(2_000)]
     began_s = time.process_time()
     out = superseding(rows)

@@ -20,7 +20,7 @@ TRACE, ID = b"t" * 16, "chatcmpl-1"
 NOW_NS = time.time_ns() - 60 * SECOND_NS
 BASE: dict[str, Any] = {
     "tenant": "", "trace_id": TRACE, "span_id": b"a" * 8, "parent_span_id": bytes(8), "rev": 1, "vantage": "client", "service_name": "shop",
-    "model": "m", "response_id": ID, "emitter": "openlit/1", "start_ns": NOW_NS, "duration_ns": 2 * SECOND_NS,
+    "model": "m", "response_model": "", "response_id": ID, "emitter": "openlit/1", "start_ns": NOW_NS, "duration_ns": 2 * SECOND_NS,
     "has_chunks": False, "has_ttft": False, "any_chunk": False,
 }  # fmt: skip
 
@@ -71,6 +71,22 @@ def test_without_an_id_the_parent_and_the_time_decide() -> None:
     assert losers([LEGATO, recording(emitter="legato-python/0.1.0")]) == []
 
 
+@pytest.mark.parametrize("asked", ["gpt-4o", "gpt-4o-latest", "my-deployment", "openai/gpt-4o"])
+def test_a_provider_that_answers_by_another_name(asked: str) -> None:
+    """A dated name, or that behind an alias or a deployment. The id decides; without one, the names that either row has."""
+    dated = "gpt-4o-2024-08-06"
+    own = replace(LEGATO, model=asked, response_model=dated)
+    for foreign in (recording(model=dated), recording(model=asked, response_model=dated), recording(model=asked, response_model="")):
+        for response_id in (ID, ""):
+            beside = replace(foreign, response_id=response_id)
+            assert losers([own, beside]) == [(beside, own)]
+    # A row that does not say which model answered may be of this one only if they have one id.
+    silent, beside = replace(own, response_model=""), recording(model=dated)
+    assert losers([silent, beside]) == [(beside, silent)]
+    assert losers([silent, replace(beside, response_id="")]) == []
+    assert losers([own, recording(model=dated, response_id="chatcmpl-2")]) == []
+
+
 def test_a_row_of_logfire_steps_back_for_that_of_the_sdk() -> None:
     """Logfire's row has no id and a trace apart, and begins with the headers; a stream that ends at another time is another one."""
     sdk = recording(emitter="anthropic-sdk/2", has_ttft=True)
@@ -109,6 +125,27 @@ def test_an_id_in_many_traces_identifies_no_response() -> None:
     foreign = [recording(span_id=bytes([100 + number]) * 8, trace_id=bytes([number + 100]) * 16) for number in range(1, 30)]
     beside = recording(span_id=b"z" * 8, trace_id=own[3].trace_id)
     assert losers([*own, *foreign, beside]) == [(beside, own[3])]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
+def test_parallel_requests_to_a_server_with_one_id_stay(order: Sequence[int]) -> None:
+    """One emitter made both rows: they are two requests, or an engine's two choices of one. Another emitter's rows still step back."""
+    same = [recording(span_id=bytes([1 + number]) * 8, start_ns=NOW_NS + number, has_ttft=True) for number in range(2)]
+    others = [recording(span_id=bytes([9 + number]) * 8, emitter="otel-genai/1", start_ns=NOW_NS + number) for number in range(2)]
+    assert losers(same) == [] and losers([replace(each, vantage="engine", emitter="engine-request") for each in same]) == []
+    assert losers([same[0], replace(same[1], trace_id=b"u" * 16)]) == []
+    rows = [*same, *others]
+    assert {loser for loser, _ in losers(rows[number] for number in order)} == set(others)
+    richer = [replace(others[0], has_chunks=True), others[1]]
+    assert {loser for loser, _ in losers([*same, *richer][number] for number in order)} == set(same)
+
+
+def test_a_row_inside_of_one_of_the_same_emitter_is_of_the_same_response() -> None:
+    """A library may record a framework and its client under one name. A span that is sent twice is one row."""
+    outer = recording(span_id=b"o" * 8, has_ttft=True)
+    inner = recording(span_id=b"i" * 8, parent_span_id=b"o" * 8)
+    assert losers([outer, inner]) == [(inner, outer)]
+    assert losers([outer, replace(outer, place=(0, 0))]) == []
 
 
 @given(st.permutations(range(3)), st.booleans())

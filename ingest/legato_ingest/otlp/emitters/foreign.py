@@ -21,7 +21,7 @@ from legato_ingest.definitions import UNKNOWN_OUTCOME
 from legato_ingest.otlp.attributes import TEXT_CHARACTERS_MAX, Attributes, attribute_map
 from legato_ingest.otlp.emitters.chunk_events import ChunkEvents
 from legato_ingest.otlp.emitters.common import PORT_MAX, UINT32_MAX
-from legato_ingest.otlp.emitters.spellings import error_name, finish_name, host_of, port_of, provider_name
+from legato_ingest.otlp.emitters.spellings import error_name, finish_name, host_of, port_of, provider_name, said_of
 from legato_ingest.otlp.model import StreamRecord
 
 __all__ = [
@@ -56,8 +56,9 @@ GENAI_SCOPES = (
     "opentelemetry.util.genai", "opentelemetry.instrumentation.botocore",
 )  # fmt: skip
 
-_MODEL = ("gen_ai.request.model", "llm.request.model", "llm.model_name", "langfuse.observation.model.name", "ai.model.id", "model")
-_RESPONSE_MODEL = ("gen_ai.response.model", "llm.response.model", "ai.response.model")
+_MODEL = ("gen_ai.request.model", "llm.request.model", "llm.request.model_name", "llm.model_name", "langfuse.observation.model.name",
+          "ai.model.id", "model")  # fmt: skip
+_RESPONSE_MODEL = ("gen_ai.response.model", "llm.response.model", "llm.response.model_name", "ai.response.model")
 _RESPONSE_ID = ("gen_ai.response.id", "ai.response.id", "llm.response.id")
 _PROVIDER = ("gen_ai.provider.name", "gen_ai.system", "llm.provider", "llm.system", "ai.model.provider",
              "langfuse.observation.metadata.ls_provider")  # fmt: skip
@@ -70,13 +71,25 @@ _INPUT = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_
           "ai.usage.inputTokens", "ai.usage.promptTokens", "input_tokens")  # fmt: skip
 _OUTPUT = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.token_count.completion", "llm.usage.completion_tokens",
            "ai.usage.outputTokens", "ai.usage.completionTokens", "output_tokens")  # fmt: skip
-_CANCELLED = re.compile(r"cancel|abort|abandon|GeneratorExit|disconnect", re.IGNORECASE)
-# Finish reasons of a stream that broke, and those that show no end.
+# Finish reasons of a stream that its client left, of one that broke, and those that show no end.
+_LEFT = re.compile(r"cancel|abort|abandon|disconnect", re.IGNORECASE)
 _BROKEN = ("error", "failed")
 _NO_END = ("unknown", "in_progress", "queued", "none", "null")
 _TIMED_OUT = re.compile(r"time.?out|deadline", re.IGNORECASE)
+# Types of errors, and words of messages, that say that the client left. A server also disconnects, and aborts connections.
+_CANCELS = r"AbortError|GeneratorExit|client.?disconnect"
+_CANCEL_TYPE = re.compile(rf"cancel|{_CANCELS}|WebSocketDisconnect", re.IGNORECASE)
+_CANCEL_SAID = re.compile(
+    rf"{_CANCELS}|CancelledError|\bcancell?ed\b|abandoned stream|(?:operation|request) was aborted|user aborted", re.IGNORECASE
+)
+# Errors that the provider answered: what is cancelled then is no stream. The status 499 is that of a client that left.
+_ANSWERED = re.compile(
+    r"RateLimit|ServerError|StatusError|CallError|Unavailable|Overloaded|BadRequest|Denied|(?:(?:code|status)\W{0,3}|^)(?:4(?!99)|5)\d\d\b",
+    re.IGNORECASE | re.MULTILINE,
+)
 # An error type of the conventions that names no error.
 _OTHER = "_OTHER"
+_ERROR_TYPE = "error.type"
 _LAST_EVENTS = 8
 # A TTFT this close to the duration of a stream of several tokens is the duration: several libraries set it so where they saw no first
 # chunk.
@@ -222,13 +235,17 @@ def foreign_record(span: Span, attributes: Attributes, loose: Loose, family: str
     if record.input_tokens == 0 and not record.output_tokens:
         # A counter that was never set: no request has an empty prompt.
         record.input_tokens = record.output_tokens = None
+    if _is_survived(span, record):
+        record.error_type = ""
     record.outcome = outcome_of(span, record)
     return record
 
 
 def error_type_of(span: Span, own: Mapping[str, AnyValue]) -> str:
     """Return the error type in a span's own attributes, or the type of the last exception that it recorded; empty without one."""
-    found = Loose(Attributes(own, {})).text("error.type")
+    loose = Loose(Attributes(own, {}))
+    # A status of HTTP may be a number.
+    found = loose.text(_ERROR_TYPE) or str(loose.count(_ERROR_TYPE) or "")
     # An exception ends the stream, and thousands of chunks may precede it.
     for event in () if found else reversed(span.events[-_LAST_EVENTS:]):
         if event.name == "exception":
@@ -237,25 +254,32 @@ def error_type_of(span: Span, own: Mapping[str, AnyValue]) -> str:
     return error_name(found, "")
 
 
+def _is_survived(span: Span, record: StreamRecord) -> bool:
+    """Whether the error is an exception that the library recorded and went on after, as before another attempt: the stream has an end."""
+    if span.status.code == Status.STATUS_CODE_ERROR or any(each.key == _ERROR_TYPE for each in span.attributes):
+        return False
+    return record.finish_reason.lower() not in ("", *_NO_END, *_BROKEN)
+
+
 def outcome_of(span: Span, record: StreamRecord) -> str:
     """Return the outcome as far as the span shows it.
 
     A library that leaves a loop early often ends its span with status OK, so only a finish reason or a usage proves that the stream reached
     its end. A span with an error of no type, and without a finish reason, shows neither an end nor a provider's error.
     """
-    failed = span.status.code == Status.STATUS_CODE_ERROR or bool(record.error_type)
+    failed = span.status.code == Status.STATUS_CODE_ERROR or (record.error_type and not _is_survived(span, record))
     if not failed:
         finish = record.finish_reason.lower()
-        if finish in _BROKEN or _CANCELLED.search(finish):
+        if finish in _BROKEN or _LEFT.search(finish):
             return "upstream_error" if finish in _BROKEN else "client_cancel"
         # Anthropic's first event has a number of output tokens already.
         reached = (finish and finish not in _NO_END) or (record.output_tokens and record.provider != "anthropic")
         return "complete" if reached else UNKNOWN_OUTCOME
-    said = f"{record.error_type} {span.status.message}"
-    if _CANCELLED.search(said):
-        return "client_cancel"
-    if _TIMED_OUT.search(said):
+    kind, said = record.error_type, said_of(span.status.message)
+    if _TIMED_OUT.search(kind) or _TIMED_OUT.search(said):
         return "timeout"
+    if _CANCEL_TYPE.search(kind) or (_CANCEL_SAID.search(said) and not _ANSWERED.search(f"{kind}\n{said}")):
+        return "client_cancel"
     if record.error_type in ("", _OTHER) and not span.status.message:
         return "complete" if record.finish_reason else UNKNOWN_OUTCOME
     return "upstream_error"

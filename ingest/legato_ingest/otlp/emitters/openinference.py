@@ -1,8 +1,9 @@
 """Spans of OpenInference (Phoenix): spans with ``openinference.span.kind`` = LLM.
 
 An event marks the first chunk, which may be the role. Other signs that the response was streamed are the request's parameters and the name
-of the span, which is that of the library's method. The response's id is in the copy of the response (``output.value``) only. Some spans end
-when the method returns, before the stream does: their rows end with the last event, and have the flag ``end_unknown``.
+of the span, which is that of the library's method. The model of the request is in its parameters: ``llm.model_name`` becomes the name by
+which the provider answers. The response's id is in the copy of the response (``output.value``) only. Some spans end when the method
+returns, before the stream does: their rows end with the last event, and have the flag ``end_unknown``.
 
 OpenInference's span processors add their attributes to the spans of other libraries. Such a span is left to the library's own family, if it
 has an event for each chunk or no sign of OpenInference's that the response was streamed.
@@ -23,6 +24,8 @@ from legato_ingest.otlp.model import Ignored, StreamRecord
 __all__ = ["convert"]
 
 _FAMILY = "openinference"
+_MODEL = "llm.model_name"
+_REQUESTED = ("gen_ai.request.model", "llm.request.model", "llm.request.model_name")
 # Instrumentations of frameworks, in Python and JavaScript, note the parameters before the framework asks for a stream.
 _FRAMEWORKS = re.compile(r"langchain|llama.?index")
 # The id that OpenAI's agents library gives to responses of chat completions.
@@ -56,12 +59,20 @@ def convert(span: Span, attributes: Attributes) -> StreamRecord | Ignored | None
         return Ignored("streaming unknown" if streamed is None else "not streamed", _FAMILY) if is_own else None
     record = foreign_record(span, attributes, loose, _FAMILY)
     record.response_id = record.response_id or _id_of(loose)
-    model = parameters.get("model")
-    record.model = record.model or (plain(model) if isinstance(model, str) else "")
+    _name_models(record, loose, parameters.get("model"))
     _end(record, span, loose)
     if first_ns is not None:
         add_ttft(record, max(0, first_ns - span.start_time_unix_nano) // 1000, any_chunk=True)
     return record
+
+
+def _name_models(record: StreamRecord, loose: Loose, parameter: object) -> None:
+    """Set the model to that of the request, which ``llm.model_name`` is only until the provider answers with another name."""
+    requested = loose.text(*_REQUESTED) or (plain(parameter) if isinstance(parameter, str) else "")
+    named = loose.text(_MODEL)
+    record.model = requested or record.model
+    if not record.response_model and requested and named != requested:
+        record.response_model = named
 
 
 def _end(record: StreamRecord, span: Span, loose: Loose) -> None:

@@ -1,6 +1,7 @@
 """Names as libraries spell them: texts of a Python class, an exception, an enumeration's member, a method, a time, or a URL for a host.
 
-Such a text holds the name that was meant; the functions return that name, and any other text as it is. The module reads no attribute.
+Such a text holds the name that was meant; the functions return that name, and any other text as it is. Of an error's message they return
+the line that says what happened. The module reads no attribute.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import re
 from datetime import UTC, datetime
 from urllib.parse import urlsplit
 
-__all__ = ["error_name", "finish_name", "host_of", "names_a_stream", "port_of", "provider_name", "unix_micros"]
+__all__ = ["error_name", "finish_name", "host_of", "names_a_stream", "port_of", "provider_name", "said_of", "unix_micros"]
 
 _CLASS = re.compile(r"<class '([\w.]+)'>")
 # The representation of an exception, as in `ReadTimeout('…')`.
@@ -24,6 +25,9 @@ _INTERFACES = (".chat", ".responses", ".completion", ".messages")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # `fromisoformat` reads at most six digits of a second's fraction; JavaScript libraries send nine.
 _LONG_FRACTION = re.compile(r"(\.\d{6})\d+")
+_TRACEBACK = "Traceback (most recent call last)"
+# gRPC's text of an error has its status in the second line.
+_GRPC_STATUS = re.compile(r"status = (StatusCode\.[A-Z_]+)")
 # Types that say no more than that something failed.
 _GENERAL = frozenset(("Exception", "BaseException", "Error"))
 
@@ -35,6 +39,21 @@ def error_name(kind: str, message: str) -> str:
         return found[1]
     inner = _CALL.match(message) if kind in _GENERAL else None
     return inner[1] if inner else kind
+
+
+def said_of(message: str) -> str:
+    """Return the line of an error's message that says what happened: the first one, or of a traceback the last one.
+
+    A traceback quotes lines of source code, such as `event = self._receive_event(timeout=timeout)`.
+    """
+    before, traceback, _ = message.partition(_TRACEBACK)
+    before = before.strip()
+    if before:
+        status = _GRPC_STATUS.search(before)
+        return status[1] if status else before.partition("\n")[0]
+    last = message.rstrip().rpartition("\n")[2] if traceback else ""
+    # Where a text was cut, the last line of it is one of the source code.
+    return "" if last[:1].isspace() else last
 
 
 def finish_name(text: str) -> str:

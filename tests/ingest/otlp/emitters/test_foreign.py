@@ -40,6 +40,10 @@ VALUES = st.one_of(
     st.lists(st.text(max_size=9), max_size=3),
     st.sampled_from(TEXTS),
 )
+TRACEBACK = (
+    "Traceback (most recent call last):\n\n\n"
+    '  File "httpcore/_async/http11.py", line 106, in handle_async_request\n    event = self._receive_event(timeout=timeout)\n\n\n'
+)
 NAMES = ("chunk", "gen_ai.choice", "exception", "First Token Stream Event")
 
 
@@ -75,12 +79,42 @@ def span_of(attributes: dict[str, Any], **more: Any) -> tuple[Span, Attributes]:
         ("httpx.ReadTimeout", "", "", None, "timeout"),
         ("openai.APIConnectionError", "Connection error.", "", None, "upstream_error"),
         ("500", "", "", None, "upstream_error"),
+        ("aiohttp.client_exceptions.ServerDisconnectedError", "Server disconnected", "", 3, "upstream_error"),
+        ("httpx.RemoteProtocolError", "Server disconnected without sending a response.", "", None, "upstream_error"),
+        ("openai.InternalServerError", "Error code: 503 - upstream connect error or disconnect/reset", "", None, "upstream_error"),
+        ("requests.exceptions.ConnectionError", "('Connection aborted.', RemoteDisconnected('…'))", "", None, "upstream_error"),
+        ("litellm.exceptions.InternalServerError", "OpenAIException - Server disconnected", "", None, "upstream_error"),
+        ("openai.RateLimitError", "Your subscription was cancelled: quota exceeded", "", None, "upstream_error"),
+        ("Error", "403 Your subscription was cancelled", "", None, "upstream_error"),
+        ("ECONNABORTED", "", "", None, "upstream_error"),
+        ("ECONNABORTED", "timeout of 1000ms exceeded", "", None, "timeout"),
+        ("grpc.aio.AioRpcError", "StatusCode.ABORTED", "", None, "upstream_error"),
+        ("grpc.aio.AioRpcError", "StatusCode.CANCELLED", "", None, "client_cancel"),
+        ("TimeoutError", "The operation was aborted due to timeout", "", None, "timeout"),
+        ("23", "The operation was aborted due to timeout", "", None, "timeout"),
+        ("20", "This operation was aborted", "", None, "client_cancel"),
+        ("openai.APIUserAbortError", "Request was aborted.", "", None, "client_cancel"),
+        ("starlette.requests.ClientDisconnect", "", "", None, "client_cancel"),
+        ("*url.Error", 'Post "https://localhost:443/v1": context canceled', "", None, "client_cancel"),
+        ("*url.Error", "net/http: request canceled (Client.Timeout exceeded while awaiting headers)", "", None, "timeout"),
+        ("fastapi.exceptions.HTTPException", "499: Client disconnected", "", None, "client_cancel"),
+        ("", "GeneratorExit()", "", None, "client_cancel"),
+        ("", "", "abort", 7, "client_cancel"),
+        (
+            "a.ConnectionError",
+            f"ConnectionError('Connection error.'){TRACEBACK}a.ConnectionError: Connection error.",
+            "",
+            1,
+            "upstream_error",
+        ),
+        ("", f"GeneratorExit(){TRACEBACK}GeneratorExit", "", None, "client_cancel"),
+        ("", f"{TRACEBACK}openai.APITimeoutError: Request timed out.", "", None, "timeout"),
     ],
 )
 def test_the_outcome_claims_no_more_than_the_span_shows(
     error_type: str, message: str, finish: str, tokens: int | None, outcome: str
 ) -> None:
-    """A break is no provider's error, and nothing but a finish reason or a usage shows an end."""
+    """A break is no provider's error, a provider that went away is no break, and only a finish reason or a usage shows an end."""
     values = {"error.type": error_type, "gen_ai.response.finish_reason": finish, "gen_ai.usage.output_tokens": tokens}
     code = Status.STATUS_CODE_ERROR if error_type or message else Status.STATUS_CODE_UNSET
     span, attributes = span_of({key: value for key, value in values.items() if value}, status=Status(code=code, message=message))
@@ -135,6 +169,35 @@ def test_the_last_exception_names_the_error() -> None:
         event = span.events.add(name="exception", time_unix_nano=NOW_NS)
         event.attributes.add(key="exception.type", value=any_value(name))
     assert foreign_record(span, attributes, Loose(attributes), "x").error_type == "httpx.RemoteProtocolError"
+
+
+@pytest.mark.parametrize(
+    ("code", "attributes", "expected"),
+    [
+        (Status.STATUS_CODE_OK, {"gen_ai.response.finish_reasons": "stop"}, ("complete", "")),
+        (Status.STATUS_CODE_UNSET, {"gen_ai.response.finish_reasons": "length"}, ("complete", "")),
+        (Status.STATUS_CODE_OK, {"gen_ai.usage.output_tokens": 12}, ("upstream_error", "openai.RateLimitError")),
+        (Status.STATUS_CODE_OK, {"gen_ai.response.finish_reasons": "unknown"}, ("upstream_error", "openai.RateLimitError")),
+        (Status.STATUS_CODE_OK, {"gen_ai.response.finish_reasons": "error"}, ("upstream_error", "openai.RateLimitError")),
+        (Status.STATUS_CODE_ERROR, {"gen_ai.response.finish_reasons": "stop"}, ("upstream_error", "openai.RateLimitError")),
+        (Status.STATUS_CODE_OK, {"gen_ai.response.finish_reasons": "stop", "error.type": "KeyError"}, ("upstream_error", "KeyError")),
+    ],
+)
+def test_an_exception_that_the_library_survived_is_no_failure(code: Any, attributes: dict[str, Any], expected: tuple[str, str]) -> None:
+    """It records the exception of an attempt, and tries again. LangSmith's failed streams have status OK, too, but no finish reason."""
+    span, own = span_of(attributes, status=Status(code=code))
+    event = span.events.add(name="exception", time_unix_nano=NOW_NS)
+    event.attributes.add(key="exception.type", value=any_value("openai.RateLimitError"))
+    record = foreign_record(span, own, Loose(own), "semconv")
+    assert (record.outcome, record.error_type) == expected
+
+
+@pytest.mark.parametrize(("value", "error_type"), [(500, "500"), (503.0, "503"), ("500", "500"), (0, ""), (True, ""), (-1, "")])
+def test_a_number_is_an_error_type(value: Any, error_type: str) -> None:
+    """A status of HTTP; 0 is no error."""
+    span, attributes = span_of({"error.type": value}, status=Status(code=Status.STATUS_CODE_ERROR))
+    record = foreign_record(span, attributes, Loose(attributes), "semconv")
+    assert (record.error_type, record.outcome) == (error_type, "upstream_error" if error_type else "unknown")
 
 
 @given(

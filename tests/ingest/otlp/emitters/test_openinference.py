@@ -61,6 +61,23 @@ def test_a_response_that_was_not_read_has_an_unknown_end() -> None:
     assert (row["flags"], row["outcome"], row["model"]) == (["end_unknown"], "unknown", "other")
 
 
+@pytest.mark.parametrize(
+    ("attributes", "model", "answered"),
+    [
+        ({"llm.invocation_parameters": '{"model": "gpt-4o"}'}, "gpt-4o", "gpt-4o-2024-08-06"),
+        ({"llm.invocation_parameters": '{"model": "gpt-4o-2024-08-06"}'}, "gpt-4o-2024-08-06", ""),
+        ({"llm.request.model_name": "opus"}, "opus", "gpt-4o-2024-08-06"),
+        ({"llm.request.model_name": "opus", "llm.response.model_name": "opus-1"}, "opus", "opus-1"),
+        ({"gen_ai.request.model": "mine", "llm.invocation_parameters": '{"model": "gpt-4o"}'}, "mine", "gpt-4o-2024-08-06"),
+        ({"llm.invocation_parameters": '{"model": 7}'}, "gpt-4o-2024-08-06", ""),
+    ],
+)
+def test_the_model_is_that_of_the_request(attributes: dict[str, Any], model: str, answered: str) -> None:
+    """A provider answers by a dated name, which OpenInference's name of the model becomes; dashboards would show two models."""
+    (row,) = batch_of({"llm.model_name": "gpt-4o-2024-08-06", **attributes}).revs.to_pylist()
+    assert (row["model"], row["response_model"]) == (model, answered)
+
+
 def test_counters_that_were_never_set_are_unknown() -> None:
     """No request has an empty prompt."""
     (row,) = batch_of({"llm.token_count.prompt": 0, "llm.token_count.completion": 0}).revs.to_pylist()

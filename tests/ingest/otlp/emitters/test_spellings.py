@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legato_ingest.otlp.emitters.spellings import error_name, finish_name, host_of, names_a_stream, port_of
+from legato_ingest.otlp.emitters.spellings import error_name, finish_name, host_of, names_a_stream, port_of, said_of
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,23 @@ from legato_ingest.otlp.emitters.spellings import error_name, finish_name, host_
 def test_an_error_has_the_name_of_its_type(kind: str, message: str, found: str) -> None:
     """Only a general type gives way, and of a message only the type at its begin is used."""
     assert error_name(kind, message) == found
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ("Connection error.", "Connection error."),
+        ("Request failed\n  at fetch (timeout.js:1:1)", "Request failed"),
+        ("A()Traceback (most recent call last):\n  read(timeout=9)\nA", "A()"),
+        ("\nTraceback (most recent call last):\n  read(timeout=9)\nb.A: gone\n", "b.A: gone"),
+        ("Traceback (most recent call last):\n  read(timeout=9)\n", ""),
+        ('<AioRpcError of RPC that terminated with:\n\tstatus = StatusCode.CANCELLED\n\tdetails = ""\n>', "StatusCode.CANCELLED"),
+        ("", ""),
+    ],
+)
+def test_one_line_of_a_message_says_what_happened(message: str, said: str) -> None:
+    """The lines of a traceback are source code, or nothing where the text was cut there."""
+    assert said_of(message) == said
 
 
 def test_a_finish_reason_has_the_name_of_the_member() -> None:
