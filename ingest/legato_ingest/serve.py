@@ -37,6 +37,7 @@ from legato_ingest.jobs.supervisor import Workers
 from legato_ingest.logs import written_in_background
 from legato_ingest.metrics import Metrics
 from legato_ingest.objectives import load as load_objectives
+from legato_ingest.periodic import PeriodicTask
 from legato_ingest.query import app as read_endpoint
 from legato_ingest.query.reads import Reads
 from legato_ingest.replies import REPLY_BYTES_MAX, BoundedReplies
@@ -73,6 +74,8 @@ _QUERY_GRACE_S = 1.5
 _LOOK_AGAIN_S = 15.0
 
 
+# The files of the certificate are compared with the one in use so often.
+_RENEWED_EVERY_S = 60.0
 # Python's 5 ms are too long: a thread that converts a request releases the interpreter for each of some hundred column operations, and
 # waits for so long each time while another thread computes.
 _SWITCH_S = 0.0005
@@ -88,13 +91,17 @@ class _Server(uvicorn.Server):
 
 @dataclass(frozen=True, slots=True)
 class _Listeners:
-    """The open listeners, None for those that are off. ``grpc`` is an address: gRPC's own code opens the listener."""
+    """The open listeners, None for those that are off. ``grpc`` is an address: gRPC's own code opens the listener.
+
+    ``certificate`` is that of all but the admin socket; None without TLS.
+    """
 
     otlp: socket.socket
     read: socket.socket
     web: socket.socket | None
     admin: socket.socket | None
     grpc: tuple[str, int] | None
+    certificate: tls.Certificate | None
 
 
 def serve(settings: Settings) -> None:
@@ -116,8 +123,12 @@ def serve(settings: Settings) -> None:
         admin = stack.enter_context(admin_app.listen(settings.store_path)) if settings.server is None else None
         metrics = Metrics()
         stack.enter_context(written_in_background(lambda reason: metrics.log_left_out.labels(reason).inc()))
+        certificate = tls.Certificate.of(settings, metrics)
+        if certificate is not None:
+            renewal = stack.enter_context(contextlib.closing(PeriodicTask("certificate", certificate.renew, _RENEWED_EVERY_S, metrics)))
+            renewal.start()
         with contextlib.closing(_open_store(settings, metrics, lock)) as store:
-            _serve_store(settings, metrics, store, _Listeners(otlp, read, web, admin, _grpc_address(settings)))
+            _serve_store(settings, metrics, store, _Listeners(otlp, read, web, admin, _grpc_address(settings), certificate))
         if admin is not None:
             admin_socket_path(settings.store_path).unlink(missing_ok=True)
 
@@ -259,7 +270,7 @@ async def _run(
     settings: Settings,
     stopping: threading.Event,
 ) -> None:
-    grpc = _grpc_server(settings, receiver, listeners.grpc) if listeners.grpc else None
+    grpc = _grpc_server(settings, receiver, listeners.certificate, listeners.grpc) if listeners.grpc else None
     if grpc is None:
         listeners = replace(listeners, grpc=None)
     servers = [(_Server(_config(each, listener, listeners, settings)), listener) for each, listener in apps]
@@ -282,10 +293,12 @@ async def _run(
     await asyncio.gather(*(server.serve(sockets=[listener]) for server, listener in servers), *([_stopped(grpc, stopping)] if grpc else ()))
 
 
-def _grpc_server(settings: Settings, receiver: Receiver, address: tuple[str, int]) -> GrpcServer | None:
+def _grpc_server(
+    settings: Settings, receiver: Receiver, certificate: tls.Certificate | None, address: tuple[str, int]
+) -> GrpcServer | None:
     """The server of gRPC; None if another process has taken the default port since this one looked."""
     try:
-        return GrpcServer(settings, receiver, *address)
+        return GrpcServer(settings, receiver, certificate, *address)
     except LegatoError as error:
         if "otlp_grpc_port" in settings.model_fields_set:
             raise
@@ -310,6 +323,9 @@ def _config(app: ASGIApp, listener: socket.socket, listeners: _Listeners, settin
     config.http = protocol_class(listeners.grpc[1] if listeners.grpc else 0) if is_otlp else HttpProtocol
     if listener.family != socket.AF_UNIX and settings.tls_cert_file and settings.tls_key_file:
         config.ssl_certfile, config.ssl_keyfile = settings.tls_cert_file, settings.tls_key_file
+        config.load()
+        if config.ssl is not None and listeners.certificate is not None:
+            config.ssl.sni_callback = listeners.certificate.choose
     return config
 
 

@@ -114,7 +114,7 @@ class Settings(BaseSettings):
     )
     tls_key_file: pathlib.Path | None = Field(
         None,
-        description="Private key (PEM, without a passphrase) of the certificate in `LEGATO_TLS_CERT_FILE`",
+        description="Private key (PEM, without a passphrase) of `LEGATO_TLS_CERT_FILE`. Renewed files are used within a minute",
     )
     tenant_bytes_per_s: int = Field(
         0,

@@ -117,7 +117,7 @@ def test_a_default_port_that_is_taken_while_the_store_opens_prevents_no_start(
     monkeypatch.delenv("LEGATO_OTLP_GRPC_PORT", raising=False)
 
     async def opened(port: int, **chosen: int) -> GrpcServer | None:
-        return _grpc_server(load(**chosen), cast(Any, None), ("127.0.0.1", port))
+        return _grpc_server(load(**chosen), cast(Any, None), None, ("127.0.0.1", port))
 
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

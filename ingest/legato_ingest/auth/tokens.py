@@ -10,6 +10,8 @@ A token has 256 random bits, so a fast hash protects it. Slow hashes are needed 
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import hmac
 import logging
@@ -20,7 +22,7 @@ import secrets
 import threading
 import time
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from legato_ingest.definitions import ALL_TENANTS
@@ -37,6 +39,8 @@ _KEYS = ("name", "tenant", "may", "sha256")
 _OPTIONAL = ("origin",)
 # The least time between two checks of the file for changes.
 _CHECK_EVERY_S = 1.0
+# How long a command waits for others that change the file, each for some milliseconds; the pause between two looks.
+_CHANGED_WITHIN_S, _RETRY_S = 10.0, 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,24 +157,70 @@ def _state(path: pathlib.Path) -> tuple[int, int, int] | None:
 
 def add(path: pathlib.Path, name: str, tenant: str, may: str, origin: str = "") -> str:
     """Create a token, write its hash to the file and return the token, which is stored nowhere. Raises ``LegatoError``."""
-    present = load(path) if path.exists() else ()
     secret = new_token()
     token = Token(name, tenant, may, hashlib.sha256(secret.encode()).hexdigest(), origin)
     if problem := _problem(token):
         raise LegatoError(f"{name!r} for the tenant {tenant!r}: {problem}")
-    if any(other.name == name for other in present):
-        raise LegatoError(f"{path} already has a token {name}: choose another name, or remove that token with `legato token remove {name}`")
-    _write(path, (*present, token))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise _unwritable(path, error) from None
+    with _changing(path):
+        present = load(path) if path.exists() else ()
+        if any(other.name == name for other in present):
+            raise LegatoError(
+                f"{path} already has a token {name}: choose another name, or remove that token with `legato token remove {name}`"
+            )
+        _write(path, (*present, token))
     return secret
 
 
 def remove(path: pathlib.Path, name: str) -> None:
     """Remove a token from the file. Raises ``LegatoError`` when no token has this name."""
-    present = load(path)
-    kept = tuple(token for token in present if token.name != name)
-    if len(kept) == len(present):
-        raise LegatoError(f"{path} has no token {name}: `legato token list` shows its tokens")
-    _write(path, kept)
+    load(path)
+    with _changing(path):
+        present = load(path)
+        kept = tuple(token for token in present if token.name != name)
+        if len(kept) == len(present):
+            raise LegatoError(f"{path} has no token {name}: `legato token list` shows its tokens")
+        _write(path, kept)
+
+
+@contextlib.contextmanager
+def _changing(path: pathlib.Path) -> Iterator[None]:
+    """Keep other commands from changing the file, from its reading until its replacement. Raises ``LegatoError``.
+
+    The kernel's lock (flock) is on the folder, which is the same for root and for the user of the service: a lock file that root creates
+    could not be opened by that user, and the file itself is replaced.
+    """
+    try:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise _unwritable(path, error) from None
+    try:
+        until_s = time.monotonic() + _CHANGED_WITHIN_S
+        while not _is_locked(path, folder):
+            if time.monotonic() > until_s:
+                raise LegatoError(f"another process has held the lock of {path.parent} for {_CHANGED_WITHIN_S:g} s: nothing was changed")
+            time.sleep(_RETRY_S)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _is_locked(path: pathlib.Path, folder: int) -> bool:
+    """Take the lock of the folder, if it is free."""
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        raise _unwritable(path, error) from None
+    return True
+
+
+def _unwritable(path: pathlib.Path, error: OSError, hint: str = "") -> LegatoError:
+    return LegatoError(f"cannot write {path} ({error.strerror}){hint}")
 
 
 def _write(path: pathlib.Path, tokens: Sequence[Token]) -> None:
@@ -184,7 +234,6 @@ def _write(path: pathlib.Path, tokens: Sequence[Token]) -> None:
         values = {key: getattr(token, key) for key in (*_KEYS, *_OPTIONAL)}
         lines += ["", "[[token]]", *(f'{key} = "{value}"' for key, value in values.items() if value or key in _KEYS)]
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
         file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(file, "w", encoding="utf-8") as stream:
@@ -201,4 +250,4 @@ def _write(path: pathlib.Path, tokens: Sequence[Token]) -> None:
         hint = ""
         if before is not None and isinstance(error, PermissionError):
             hint = f"; it belongs to the user {before.st_uid}: run the command as that user or as root"
-        raise LegatoError(f"cannot write {path} ({error.strerror}){hint}") from None
+        raise _unwritable(path, error, hint) from None

@@ -19,6 +19,7 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc import aio
 
+from legato_ingest.auth.tls import Certificate
 from legato_ingest.errors import LegatoError, Overloaded, TooLarge
 from legato_ingest.http_protocol import CONNECTIONS_MAX
 from legato_ingest.otlp.http import GRPC_CODES
@@ -45,9 +46,12 @@ _WINDOW_BYTES = 256 * 1024
 
 
 class GrpcServer:
-    """Serves OTLP on an address of this host. Create, start and stop it on the event loop of ``receiver``."""
+    """Serves OTLP on an address of this host. Create, start and stop it on the event loop of ``receiver``.
 
-    def __init__(self, settings: Settings, receiver: Receiver, host: str, port: int) -> None:
+    ``certificate`` is None without TLS.
+    """
+
+    def __init__(self, settings: Settings, receiver: Receiver, certificate: Certificate | None, host: str, port: int) -> None:
         self._server = aio.server(
             options=(
                 ("grpc.max_receive_message_length", settings.body_bytes_max),
@@ -72,9 +76,8 @@ class GrpcServer:
             self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(signal.service, {"Export": handler}),))
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
-            if settings.tls_cert_file and settings.tls_key_file:
-                pair = settings.tls_key_file.read_bytes(), settings.tls_cert_file.read_bytes()
-                self.port = self._server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
+            if certificate is not None:
+                self.port = self._server.add_secure_port(address, _credentials(certificate))
             else:
                 self.port = self._server.add_insecure_port(address)
         except RuntimeError:
@@ -87,6 +90,25 @@ class GrpcServer:
     async def stop(self, grace_s: float) -> None:
         """Accept no new calls, and end when the present ones have ended or after this time."""
         await self._server.stop(grace_s)
+
+
+def _credentials(certificate: Certificate) -> grpc.ServerCredentials:
+    """Credentials with the present certificate: gRPC asks for a renewed one in each new connection, and keeps its own if there is none."""
+    used = certificate.pair
+
+    def renewed() -> Any:
+        nonlocal used
+        if certificate.pair is used:
+            return None
+        used = certificate.pair
+        return _configuration(used)
+
+    return grpc.dynamic_ssl_server_credentials(_configuration(used), renewed)
+
+
+def _configuration(pair: tuple[bytes, bytes]) -> grpc.ServerCertificateConfiguration:
+    chain, key = pair
+    return grpc.ssl_server_certificate_configuration([(key, chain)])
 
 
 class _Places:

@@ -13,6 +13,7 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
 from helpers.servers.otlp import StubCommitter
+from legato_ingest.auth.tls import Certificate
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.signals import SPANS, Signal
 from legato_ingest.settings import load
@@ -50,7 +51,8 @@ def grpc_over(
 
     async def start() -> GrpcServer:
         chosen = load(**settings)
-        server = GrpcServer(chosen, Receiver(chosen, cast(Committer, committer), metrics), "127.0.0.1", 0)
+        chain = Certificate.of(chosen, metrics)
+        server = GrpcServer(chosen, Receiver(chosen, cast(Committer, committer), metrics), chain, "127.0.0.1", 0)
         await server.start()
         return server
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import pathlib
 import stat
+import subprocess
+import sys
 import time
+from functools import partial
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -75,6 +81,95 @@ def test_another_users_file_is_left_alone(path: pathlib.Path, monkeypatch: pytes
     with pytest.raises(LegatoError, match="it belongs to the user .*: run the command as that user or as root"):
         tokens.add(path, "r", "shop", READ)
     assert path.read_text() == before and list(path.parent.iterdir()) == [path]
+
+
+COMMANDS = """
+import pathlib, sys
+from legato_ingest.auth import tokens
+path, name = pathlib.Path(sys.argv[1]), sys.argv[2]
+print("ready", flush=True)
+sys.stdin.readline()
+tokens.remove(path, f"old{name}")
+for number in range(5):
+    tokens.add(path, f"{name}-{number}", "shop", "write")
+"""
+
+
+def test_commands_at_the_same_time_lose_no_change(path: pathlib.Path) -> None:
+    """Of six processes each removes one token and adds five: the file has all that were added, and none that was removed."""
+    names = [f"p{number}" for number in range(6)]
+    for name in names:
+        tokens.add(path, f"old{name}", "shop", WRITE)
+    with contextlib.ExitStack() as stack:
+        command = [sys.executable, "-c", COMMANDS, str(path)]
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        started: list[Any] = [stack.enter_context(subprocess.Popen([*command, name], **pipes)) for name in names]
+        assert all(each.stdout.readline() == "ready\n" for each in started)
+        for each in started:
+            each.stdin.write("go\n")
+            each.stdin.flush()
+        assert [each.wait(60) for each in started] == [0] * len(names)
+    assert {token.name for token in tokens.load(path)} == {f"{name}-{number}" for name in names for number in range(5)}
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_change_waits_for_another_one(path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that holds the lock for ever makes the others fail in one line, without a change; its end frees the lock."""
+    tokens.add(path, "w", "shop", WRITE)
+    before = path.read_text()
+    monkeypatch.setattr(tokens, "_CHANGED_WITHIN_S", 0.05)
+    with tokens._changing(path):
+        for change in (partial(tokens.add, path, "r", "shop", READ), partial(tokens.remove, path, "w")):
+            with pytest.raises(LegatoError, match="nothing was changed"):
+                change()
+    assert path.read_text() == before
+    tokens.remove(path, "w")
+    assert tokens.load(path) == ()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_root_and_the_service_change_the_same_file(path: pathlib.Path) -> None:
+    """The user of the service adds a token, root another one, the user a third one: no file that root made stands in the way."""
+    home = path.parent / "etc"
+    home.mkdir(mode=0o700)
+    os.chown(home, 1234, 2345)
+    path = home / path.name
+
+    def add_as_user(name: str) -> int:
+        child = os.fork()
+        if not child:
+            try:
+                # The user may not enter the folders above.
+                os.chdir(home)
+                os.setgroups([])
+                os.setgid(2345)
+                os.setuid(1234)
+                tokens.add(pathlib.Path(path.name), name, "shop", WRITE)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        return os.waitpid(child, 0)[1]
+
+    assert add_as_user("first") == 0
+    tokens.add(path, "of-root", "shop", READ)
+    assert add_as_user("third") == 0
+    assert [token.name for token in tokens.load(path)] == ["first", "of-root", "third"]
+    assert (path.stat().st_uid, stat.S_IMODE(path.stat().st_mode)) == (1234, 0o600)
+
+
+def test_a_folder_that_cannot_be_used_is_reported_in_one_line(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file in the place of the folder, a folder that this user may not read, and a disk without locks."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LegatoError, match=r"cannot write .*tokens.toml \(.*\)$"):
+        tokens.add(tmp_path / "file" / "tokens.toml", "w", "shop", WRITE)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", Mock(side_effect=PermissionError(13, "Permission denied")))
+        with pytest.raises(LegatoError, match=r"cannot write .*tokens.toml \(Permission denied\)"):
+            tokens.add(tmp_path / "tokens.toml", "w", "shop", WRITE)
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(37, "No locks available")))
+    with pytest.raises(LegatoError, match=r"cannot write .*tokens.toml \(No locks available\)"):
+        tokens.add(tmp_path / "tokens.toml", "w", "shop", WRITE)
+    assert not (tmp_path / "tokens.toml").exists()
 
 
 def test_tokens_have_256_random_bits() -> None:

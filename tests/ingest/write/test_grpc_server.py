@@ -262,7 +262,7 @@ def test_a_port_that_is_taken_is_reported() -> None:
 
     async def open_twice(port: int) -> None:
         settings = load()
-        GrpcServer(settings, Receiver(settings, StubCommitter(Receipt()), Metrics()), "127.0.0.1", port)  # type: ignore[arg-type]
+        GrpcServer(settings, Receiver(settings, StubCommitter(Receipt()), Metrics()), None, "127.0.0.1", port)  # type: ignore[arg-type]
 
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

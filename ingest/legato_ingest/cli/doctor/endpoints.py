@@ -9,14 +9,13 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from legato_ingest.auth import tls
 from legato_ingest.auth.tokens import READ, WRITE, load
 from legato_ingest.cli.client import ReadError
+from legato_ingest.cli.doctor.certificate import certificate
 from legato_ingest.cli.doctor.findings import Check, Finding, Setup, fault, skipped, warning, well
 from legato_ingest.errors import LegatoError
 
@@ -98,21 +97,6 @@ def tokens_file(setup: Setup) -> Finding:
         which = "write" if not writers else "read"
         return warning(name, f"no token in {path} may {which}", f"`legato token add NAME --tenant TENANT --{which}`")
     return well(name, f"{writers} may write, {readers} may read")
-
-
-def certificate(setup: Setup) -> Finding:
-    """Check that the certificate is valid, and for how long."""
-    name, path = "certificate", setup.settings.tls_cert_file
-    if path is None:
-        return skipped(name, "LEGATO_TLS_CERT_FILE is not set: the endpoints use plain HTTP")
-    try:
-        tls.check(path, setup.settings.tls_key_file)
-    except LegatoError as error:
-        return fault(name, str(error), "renew it, then restart `legato serve`")
-    left = tls.expires_at(path) - datetime.now(UTC)
-    if left < timedelta(days=14):
-        return warning(name, f"{path} is valid for {left.days} days", "renew it, then restart `legato serve`")
-    return well(name, f"{path} is valid for {left.days} days")
 
 
 def schema(setup: Setup) -> Finding:

@@ -22,7 +22,6 @@ from helpers.builders.batches import received_points, received_spans
 from helpers.builders.points import gauge, metrics_request
 from helpers.builders.spans import native_span, request
 from helpers.servers import collector as collectors
-from helpers.servers.certificates import issued
 from helpers.servers.otlp_grpc import grpc_over
 from helpers.servers.ports import free_port
 from helpers.servers.reading import read_app, stream
@@ -175,16 +174,6 @@ def test_a_broken_tokens_file(installation: Installation) -> None:
     assert "may write" in installation.findings()["tokens' file"].found
     path.write_text("[[token")
     assert "tokens' file" in installation.faults()
-
-
-def test_a_certificate_that_expired(installation: Installation) -> None:
-    """Expired is a fault, expiring soon a warning."""
-    for days, state in ((-1, "fault"), (5, "warning"), (80, "well")):
-        folder = installation.folder / str(days)
-        folder.mkdir()
-        certificate, key, _ = issued(folder, days)
-        settings = load(**{**installation.setup.settings.model_dump(), "tls_cert_file": certificate, "tls_key_file": key})
-        assert installation.findings(replace(installation.setup, settings=settings))["certificate"].state == state
 
 
 def test_a_schema_behind_ahead_of_or_other_than_the_program(installation: Installation) -> None:
