@@ -12,7 +12,7 @@ import importlib
 import importlib.util
 import json
 import weakref
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -145,7 +145,7 @@ class _RecordedContent:
 
     async def _take(self, read: Callable[..., Any], *arguments: Any) -> Any:
         recorder, requested = self._recorder, self._requested()
-        if not self._handed_over_ns and self._loop is None:
+        if not self._read_ns and self._loop is None:
             with guard("event-loop lag"):
                 self._loop = watch_loop(recorder)
         try:
@@ -165,6 +165,8 @@ class _RecordedContent:
         self._recorder.left_ns = 0
         if self._handed_over_ns:
             self._recorder.held_read((self._read_ns, requested - self._handed_over_ns))
+            # The next request may follow one that was cancelled: that time was not the application's.
+            self._handed_over_ns = 0
         return requested
 
     def _received(self, found: Any, requested: int) -> Any:
@@ -209,18 +211,34 @@ class _RecordedContent:
             parts.append(part)
         return b"".join(parts)
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        while line := await self.readline():
-            yield line
+    def __aiter__(self) -> _Parts:
+        return _Parts(self.readline, b"")
 
-    async def iter_any(self) -> AsyncIterator[bytes]:
-        while part := await self.readany():
-            yield part
+    def iter_any(self) -> _Parts:
+        return _Parts(self.readany, b"")
 
-    async def iter_chunked(self, n: int) -> AsyncIterator[bytes]:
-        while part := await self.read(n):
-            yield part
+    def iter_chunked(self, n: int) -> _Parts:
+        return _Parts(functools.partial(self.read, n), b"")
 
-    async def iter_chunks(self) -> AsyncIterator[tuple[bytes, bool]]:
-        while (part := await self.readchunk()) != (b"", False):
-            yield part
+    def iter_chunks(self) -> _Parts:
+        return _Parts(self.readchunk, (b"", False))
+
+
+class _Parts:
+    """What is read until a read returns ``end``. As aiohttp's own it goes on after a read that was cancelled, which a generator does not:
+    an application may send a sign of life after each time-out, and ask again.
+    """
+
+    __slots__ = ("_end", "_read")
+
+    def __init__(self, read: Callable[[], Awaitable[Any]], end: object) -> None:
+        self._read, self._end = read, end
+
+    def __aiter__(self) -> _Parts:
+        return self
+
+    async def __anext__(self) -> Any:
+        part = await self._read()
+        if part == self._end:
+            raise StopAsyncIteration
+        return part
