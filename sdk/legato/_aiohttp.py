@@ -132,7 +132,7 @@ class _RecordedContent:
     """
 
     def __init__(self, recorder: StreamRecorder, content: Any) -> None:
-        self._recorder, self._content = recorder, content
+        self._legato, self._content = recorder, content
         self._loop: LoopLag | None = None
         self._read_ns = self._handed_over_ns = 0
 
@@ -144,7 +144,7 @@ class _RecordedContent:
         return type(self._content)
 
     async def _take(self, read: Callable[..., Any], *arguments: Any) -> Any:
-        recorder, requested = self._recorder, self._requested()
+        recorder, requested = self._legato, self._requested()
         if not self._read_ns and self._loop is None:
             with guard("event-loop lag"):
                 self._loop = watch_loop(recorder)
@@ -162,16 +162,16 @@ class _RecordedContent:
     def _requested(self) -> int:
         """The application requests a read, which ends the hold of the previous one. Return the time (monotonic ns)."""
         requested = now_ns()
-        self._recorder.left_ns = 0
+        self._legato.left_ns = 0
         if self._handed_over_ns:
-            self._recorder.held_read((self._read_ns, requested - self._handed_over_ns))
+            self._legato.held_read((self._read_ns, requested - self._handed_over_ns))
             # The next request may follow one that was cancelled: that time was not the application's.
             self._handed_over_ns = 0
         return requested
 
     def _received(self, found: Any, requested: int) -> Any:
         """Record what was read, and return it. ``requested``: when it was requested (monotonic ns)."""
-        recorder, now = self._recorder, now_ns()
+        recorder, now = self._legato, now_ns()
         data = found[0] if isinstance(found, tuple) else found
         if data:
             if self._loop is not None and now - requested > QUIET_NS:
@@ -212,16 +212,16 @@ class _RecordedContent:
         return b"".join(parts)
 
     def __aiter__(self) -> _Parts:
-        return _Parts(self.readline, b"")
+        return _Parts(self, self.readline)
 
     def iter_any(self) -> _Parts:
-        return _Parts(self.readany, b"")
+        return _Parts(self, self.readany)
 
     def iter_chunked(self, n: int) -> _Parts:
-        return _Parts(functools.partial(self.read, n), b"")
+        return _Parts(self, functools.partial(self.read, n))
 
     def iter_chunks(self) -> _Parts:
-        return _Parts(self.readchunk, (b"", False))
+        return _Parts(self, self.readchunk, (b"", False))
 
 
 class _Parts:
@@ -229,10 +229,10 @@ class _Parts:
     an application may send a sign of life after each time-out, and ask again.
     """
 
-    __slots__ = ("_end", "_read")
+    __slots__ = ("_end", "_legato", "_read")
 
-    def __init__(self, read: Callable[[], Awaitable[Any]], end: object) -> None:
-        self._read, self._end = read, end
+    def __init__(self, content: _RecordedContent, read: Callable[[], Awaitable[Any]], end: object = b"") -> None:
+        self._legato, self._read, self._end = content._legato, read, end
 
     def __aiter__(self) -> _Parts:
         return self

@@ -144,6 +144,17 @@ def test_a_read_that_timed_out_is_asked_for_again(url: str, spans: Spans, column
     assert timeouts >= 3 and sum(chunks["holds"] or [0]) * 0.064 < 600
 
 
+@pytest.mark.parametrize("read", [lambda content: content, lambda content: content.iter_any()])
+def test_what_is_wrapped_too_has_one_row(url: str, spans: Spans, read: Callable[[Any], Any]) -> None:
+    """The reader and its iterators are known to `legato.wrap`."""
+
+    async def wrapped(response: Any) -> None:
+        assert [part async for part in legato.wrap(read(response.content))]
+
+    ask(url, "anthropic", wrapped)
+    assert of(spans())["legato.stream.outcome"] == "complete"
+
+
 async def by_name(response: Any) -> None:
     """Call each method with the names that aiohttp's parameters have, then read the rest without waiting."""
     content = response.content
