@@ -20,6 +20,7 @@ from legato._clock import now_ns
 from legato._context import is_recorded, recorded
 from legato._errors import ConfigurationError, guard
 from legato._loop import LoopLag, watch_loop
+from legato._patches import Patch, Patches
 from legato._reads import attaching
 from legato._recorder import StreamRecorder
 from legato._request import SentRequest
@@ -28,7 +29,7 @@ from legato._state import settings, setup
 
 __all__ = ["instrument_aiohttp", "uninstrument_aiohttp"]
 
-_originals: dict[type, Callable[..., Any]] = {}
+_patches = Patches("_request")
 
 
 def instrument_aiohttp() -> None:
@@ -44,24 +45,20 @@ def instrument_aiohttp() -> None:
 
 @setup
 def _install(session: Any) -> None:
-    if session not in _originals:
-        _originals[session] = session._request
-        session._request = _patched(session._request)
+    _patches.install(session, _patched)
 
 
 @setup
 def uninstrument_aiohttp() -> None:
     """Undo ``instrument_aiohttp``. Streams that are running are still recorded to their end."""
-    for session, original in _originals.items():
-        session._request = original  # type: ignore[attr-defined]
-    _originals.clear()
+    _patches.undo()
 
 
-def _patched(original: Callable[..., Any]) -> Callable[..., Any]:
+def _patched(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
     @functools.wraps(original)
     async def request(self: Any, method: str, str_or_url: Any, **more: Any) -> Any:
         sent = None
-        if not is_recorded():
+        if patch.is_on and not is_recorded():
             with guard("instrument_aiohttp"):
                 sent = _sent(self, method, str_or_url, more)
         if sent is None:

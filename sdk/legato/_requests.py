@@ -17,13 +17,14 @@ from urllib.parse import urlsplit
 from legato._clock import now_ns
 from legato._context import is_recorded, recorded
 from legato._errors import ConfigurationError, guard
+from legato._patches import Patch, Patches
 from legato._reads import Reads, attaching
 from legato._request import SentRequest
 from legato._state import settings, setup
 
 __all__ = ["instrument_requests", "uninstrument_requests"]
 
-_originals: dict[type, Callable[..., Any]] = {}
+_patches = Patches("send")
 
 
 def instrument_requests() -> None:
@@ -39,23 +40,19 @@ def instrument_requests() -> None:
 
 @setup
 def _install(session: Any) -> None:
-    if session not in _originals:
-        _originals[session] = session.send
-        session.send = _patched(session.send)
+    _patches.install(session, _patched)
 
 
 @setup
 def uninstrument_requests() -> None:
     """Undo ``instrument_requests``. Streams that are running are still recorded to their end."""
-    for session, original in _originals.items():
-        session.send = original  # type: ignore[attr-defined]
-    _originals.clear()
+    _patches.undo()
 
 
-def _patched(original: Callable[..., Any]) -> Callable[..., Any]:
+def _patched(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
     @functools.wraps(original)
     def send(self: Any, request: Any, **more: Any) -> Any:
-        sent = _sent(request) if more.get("stream") and not is_recorded() else None
+        sent = _sent(request) if patch.is_on and more.get("stream") and not is_recorded() else None
         if sent is None:
             return original(self, request, **more)
         try:
