@@ -12,7 +12,7 @@ import importlib
 import importlib.util
 import json
 import weakref
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,6 +20,7 @@ from legato._clock import now_ns
 from legato._context import is_recorded, recorded
 from legato._errors import ConfigurationError, guard
 from legato._loop import LoopLag, watch_loop
+from legato._patches import Patch, Patches
 from legato._reads import attaching
 from legato._recorder import StreamRecorder
 from legato._request import SentRequest
@@ -28,7 +29,7 @@ from legato._state import settings, setup
 
 __all__ = ["instrument_aiohttp", "uninstrument_aiohttp"]
 
-_originals: dict[type, Callable[..., Any]] = {}
+_patches = Patches("_request")
 
 
 def instrument_aiohttp() -> None:
@@ -44,24 +45,20 @@ def instrument_aiohttp() -> None:
 
 @setup
 def _install(session: Any) -> None:
-    if session not in _originals:
-        _originals[session] = session._request
-        session._request = _patched(session._request)
+    _patches.install(session, _patched)
 
 
 @setup
 def uninstrument_aiohttp() -> None:
     """Undo ``instrument_aiohttp``. Streams that are running are still recorded to their end."""
-    for session, original in _originals.items():
-        session._request = original  # type: ignore[attr-defined]
-    _originals.clear()
+    _patches.undo()
 
 
-def _patched(original: Callable[..., Any]) -> Callable[..., Any]:
+def _patched(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
     @functools.wraps(original)
     async def request(self: Any, method: str, str_or_url: Any, **more: Any) -> Any:
         sent = None
-        if not is_recorded():
+        if patch.is_on and not is_recorded():
             with guard("instrument_aiohttp"):
                 sent = _sent(self, method, str_or_url, more)
         if sent is None:
@@ -132,7 +129,7 @@ class _RecordedContent:
     """
 
     def __init__(self, recorder: StreamRecorder, content: Any) -> None:
-        self._recorder, self._content = recorder, content
+        self._legato, self._content = recorder, content
         self._loop: LoopLag | None = None
         self._read_ns = self._handed_over_ns = 0
 
@@ -144,8 +141,8 @@ class _RecordedContent:
         return type(self._content)
 
     async def _take(self, read: Callable[..., Any], *arguments: Any) -> Any:
-        recorder, requested = self._recorder, self._requested()
-        if not self._handed_over_ns and self._loop is None:
+        recorder, requested = self._legato, self._requested()
+        if not self._read_ns and self._loop is None:
             with guard("event-loop lag"):
                 self._loop = watch_loop(recorder)
         try:
@@ -162,14 +159,16 @@ class _RecordedContent:
     def _requested(self) -> int:
         """The application requests a read, which ends the hold of the previous one. Return the time (monotonic ns)."""
         requested = now_ns()
-        self._recorder.left_ns = 0
+        self._legato.left_ns = 0
         if self._handed_over_ns:
-            self._recorder.held_read((self._read_ns, requested - self._handed_over_ns))
+            self._legato.held_read((self._read_ns, requested - self._handed_over_ns))
+            # The next request may follow one that was cancelled: that time was not the application's.
+            self._handed_over_ns = 0
         return requested
 
     def _received(self, found: Any, requested: int) -> Any:
         """Record what was read, and return it. ``requested``: when it was requested (monotonic ns)."""
-        recorder, now = self._recorder, now_ns()
+        recorder, now = self._legato, now_ns()
         data = found[0] if isinstance(found, tuple) else found
         if data:
             if self._loop is not None and now - requested > QUIET_NS:
@@ -209,18 +208,34 @@ class _RecordedContent:
             parts.append(part)
         return b"".join(parts)
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        while line := await self.readline():
-            yield line
+    def __aiter__(self) -> _Parts:
+        return _Parts(self, self.readline)
 
-    async def iter_any(self) -> AsyncIterator[bytes]:
-        while part := await self.readany():
-            yield part
+    def iter_any(self) -> _Parts:
+        return _Parts(self, self.readany)
 
-    async def iter_chunked(self, n: int) -> AsyncIterator[bytes]:
-        while part := await self.read(n):
-            yield part
+    def iter_chunked(self, n: int) -> _Parts:
+        return _Parts(self, functools.partial(self.read, n))
 
-    async def iter_chunks(self) -> AsyncIterator[tuple[bytes, bool]]:
-        while (part := await self.readchunk()) != (b"", False):
-            yield part
+    def iter_chunks(self) -> _Parts:
+        return _Parts(self, self.readchunk, (b"", False))
+
+
+class _Parts:
+    """What is read until a read returns ``end``. As aiohttp's own it goes on after a read that was cancelled, which a generator does not:
+    an application may send a sign of life after each time-out, and ask again.
+    """
+
+    __slots__ = ("_end", "_legato", "_read")
+
+    def __init__(self, content: _RecordedContent, read: Callable[[], Awaitable[Any]], end: object = b"") -> None:
+        self._legato, self._read, self._end = content._legato, read, end
+
+    def __aiter__(self) -> _Parts:
+        return self
+
+    async def __anext__(self) -> Any:
+        part = await self._read()
+        if part == self._end:
+            raise StopAsyncIteration
+        return part

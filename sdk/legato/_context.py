@@ -15,6 +15,7 @@ from contextvars import ContextVar, Token, copy_context
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from opentelemetry import propagate, trace
+from opentelemetry.context import Context
 
 from legato._errors import guard
 
@@ -140,10 +141,13 @@ def parent_context() -> Any:
 
 
 def carried_by(span: trace.Span) -> dict[str, str]:
-    """Return the headers that carry a span's trace context; none if the application's propagator fails."""
+    """Return the headers that carry a span's trace context; none if the application's propagator fails.
+
+    They have nothing else of the application's context: its baggage, such as a user's address, is not for the provider of a model.
+    """
     carrier: dict[str, str] = {}
     with guard("propagator"):
-        propagate.inject(carrier, context=trace.set_span_in_context(span))
+        propagate.inject(carrier, context=trace.set_span_in_context(span, Context()))
     return {name: value for name, value in carrier.items() if isinstance(name, str) and isinstance(value, str)}
 
 

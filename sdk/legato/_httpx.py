@@ -17,6 +17,7 @@ from typing import Any
 from legato._clock import now_ns
 from legato._context import is_recorded, recorded, unrecorded
 from legato._errors import ConfigurationError, guard
+from legato._patches import Patch, Patches
 from legato._reads import AsyncReads, Reads, attaching, connection_of, mark
 from legato._request import SentRequest
 from legato._state import settings, setup
@@ -24,7 +25,7 @@ from legato._state import settings, setup
 __all__ = ["PACKAGES", "instrument_httpx", "instrument_package", "uninstrument_httpx"]
 
 PACKAGES = ("httpx", "httpx2")
-_originals: dict[type, Callable[..., Any]] = {}
+_patches = Patches("send")
 
 
 def instrument_httpx() -> None:
@@ -49,24 +50,22 @@ def instrument_package(name: str) -> None:
 
 @setup
 def _install(client: Any, patch: Callable[..., Any], package: Any) -> None:
-    if client not in _originals:
-        _originals[client] = client.send
-        client.send = patch(client.send, package)
+    _patches.install(client, functools.partial(patch, package=package))
 
 
 @setup
 def uninstrument_httpx() -> None:
     """Undo ``instrument_httpx``. Streams that are running are still recorded to their end."""
-    for client, original in _originals.items():
-        client.send = original  # type: ignore[attr-defined]
-    _originals.clear()
+    _patches.undo()
 
 
-def _patched(original: Callable[..., Any], package: Any) -> Callable[..., Any]:
+def _patched(original: Callable[..., Any], patch: Patch, package: Any) -> Callable[..., Any]:
     make = _stream_class(package)
 
     @functools.wraps(original)
     def send(self: Any, request: Any, **more: Any) -> Any:
+        if not patch.is_on:
+            return original(self, request, **more)
         sent = _sent(request, more)
         below = _below(self, request, package, is_sent=sent is not None)
         if sent is None:
@@ -85,11 +84,13 @@ def _patched(original: Callable[..., Any], package: Any) -> Callable[..., Any]:
     return send
 
 
-def _patched_async(original: Callable[..., Any], package: Any) -> Callable[..., Any]:
+def _patched_async(original: Callable[..., Any], patch: Patch, package: Any) -> Callable[..., Any]:
     make = _async_stream_class(package)
 
     @functools.wraps(original)
     async def send(self: Any, request: Any, **more: Any) -> Any:
+        if not patch.is_on:
+            return await original(self, request, **more)
         sent = _sent(request, more)
         below = _below(self, request, package, is_sent=sent is not None)
         if sent is None:

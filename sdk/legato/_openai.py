@@ -17,6 +17,7 @@ from legato._clock import now_ns
 from legato._context import began, carried_by, is_recorded, recorded
 from legato._errors import ConfigurationError, guard
 from legato._hosts import provider_at
+from legato._patches import Patch, Patches
 from legato._reads import AsyncReads, Reads, attaching, connection_of, mark
 from legato._recorder import Origin, StreamRecorder
 from legato._state import settings, setup
@@ -24,7 +25,7 @@ from legato._stream import begin
 
 __all__ = ["ItemIterator", "instrument_openai", "uninstrument_openai"]
 
-_originals: dict[type, Callable[..., Any]] = {}
+_patches = Patches("request")
 
 
 def instrument_openai() -> None:
@@ -43,11 +44,10 @@ def instrument_openai() -> None:
 
 @setup
 def _install(client: Any, patch: Callable[..., Any]) -> None:
-    if client not in _originals:
+    if not _patches.is_on(client):
         # Other instrumentations may have given a subclass its own `request`, which then never reaches that of the base class.
         for each in (client, *(sub for sub in _subclasses(client) if "request" in vars(sub))):
-            _originals[each] = each.request
-            each.request = patch(each.request)
+            _patches.install(each, patch)
 
 
 def _subclasses(client: Any) -> Iterator[Any]:
@@ -59,15 +59,13 @@ def _subclasses(client: Any) -> Iterator[Any]:
 @setup
 def uninstrument_openai() -> None:
     """Undo ``instrument_openai``. Streams that are running are still recorded to their end."""
-    for client, original in _originals.items():
-        client.request = original  # type: ignore[attr-defined]
-    _originals.clear()
+    _patches.undo()
 
 
-def _patched(original: Callable[..., Any]) -> Callable[..., Any]:
+def _patched(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
     @functools.wraps(original)
     def request(self: Any, cast_to: Any, options: Any, *given: Any, **more: Any) -> Any:
-        recorder = _begin(self, options) if more.get("stream") else None
+        recorder = _begin(self, options) if patch.is_on and more.get("stream") else None
         if recorder is None:
             return original(self, cast_to, options, *given, **more)
         try:
@@ -83,10 +81,10 @@ def _patched(original: Callable[..., Any]) -> Callable[..., Any]:
     return request
 
 
-def _patched_async(original: Callable[..., Any]) -> Callable[..., Any]:
+def _patched_async(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
     @functools.wraps(original)
     async def request(self: Any, cast_to: Any, options: Any, *given: Any, **more: Any) -> Any:
-        recorder = _begin(self, options) if more.get("stream") else None
+        recorder = _begin(self, options) if patch.is_on and more.get("stream") else None
         if recorder is None:
             return await original(self, cast_to, options, *given, **more)
         try:

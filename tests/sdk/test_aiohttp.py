@@ -118,6 +118,43 @@ def test_every_way_to_read(
     assert found["legato.stream.ttfb"] <= found["gen_ai.server.ttft"] and found["server.address"] == "127.0.0.1"
 
 
+@pytest.mark.parametrize("name", ["__aiter__", "iter_any", "iter_chunked", "iter_chunks"])
+def test_a_read_that_timed_out_is_asked_for_again(url: str, spans: Spans, columns: Columns, name: str) -> None:
+    """As with aiohttp's own iterators, all of the stream follows. The time in which the application waited is no hold."""
+    timeouts = 0
+
+    async def with_signs_of_life(response: Any) -> None:
+        nonlocal timeouts
+        iterator = getattr(response.content, name)(*[16] * (name == "iter_chunked"))
+        while True:
+            try:
+                await asyncio.wait_for(iterator.__anext__(), 0.2)
+            except TimeoutError:
+                timeouts += 1
+                if timeouts >= 3:
+                    has_read.set()
+            except StopAsyncIteration:
+                return
+
+    has_read.clear()
+    ask(url, "anthropic?step", with_signs_of_life)
+    (span,) = spans()
+    chunks = columns(span)
+    assert of([span])["legato.stream.outcome"] == "complete" and sum(chunks["sizes"]) == CONTENT
+    assert timeouts >= 3 and sum(chunks["holds"] or [0]) * 0.064 < 600
+
+
+@pytest.mark.parametrize("read", [lambda content: content, lambda content: content.iter_any()])
+def test_what_is_wrapped_too_has_one_row(url: str, spans: Spans, read: Callable[[Any], Any]) -> None:
+    """The reader and its iterators are known to `legato.wrap`."""
+
+    async def wrapped(response: Any) -> None:
+        assert [part async for part in legato.wrap(read(response.content))]
+
+    ask(url, "anthropic", wrapped)
+    assert of(spans())["legato.stream.outcome"] == "complete"
+
+
 async def by_name(response: Any) -> None:
     """Call each method with the names that aiohttp's parameters have, then read the rest without waiting."""
     content = response.content

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import io
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import requests
+import urllib3
 from opentelemetry.sdk.trace import ReadableSpan
+from requests.adapters import BaseAdapter
 
 import legato
 from helpers.builders.formats import WORDS
@@ -84,3 +89,101 @@ def test_leaving_and_no_stream(url: str, spans: Spans) -> None:
     list(ask(url, "anthropic").iter_content(None))
     legato.instrument_requests()
     assert of(spans())["legato.stream.outcome"] == "client_cancel"
+
+
+def test_the_body_alone_has_all_of_the_stream(url: str, spans: Spans, columns: Columns) -> None:
+    """Where nothing else has the response or its body when it is read; the body is one of urllib3, and makes others."""
+    # Not within `assert`: pytest keeps what is between.
+    parts = list(ask(url, "anthropic").raw.stream(64))
+    (span,) = spans()
+    assert len(b"".join(parts)) > CONTENT
+    assert of([span])["legato.stream.outcome"] == "complete" and sum(columns(span)["sizes"]) == CONTENT
+    with ask(url, "anthropic?pause=1") as response:
+        assert isinstance(response.raw, urllib3.HTTPResponse) and type(response.raw).__name__ == "HTTPResponse"
+        assert list(type(response.raw)(io.BytesIO(b"own"), preload_content=False).stream()) == [b"own"]
+
+
+def test_a_response_that_is_dropped_is_freed_at_once(url: str, spans: Spans) -> None:
+    """Its connection does not wait for the garbage collector; read or not, a stream with more to come was cancelled."""
+    gc.disable()
+    try:
+        for is_read in (True, False):
+            response = ask(url, "anthropic?pause=1")
+            if is_read:
+                next(response.iter_content(None))
+            body = weakref.ref(response.raw)
+            del response
+            assert body() is None
+    finally:
+        gc.enable()
+    assert [span.attributes and span.attributes["legato.stream.outcome"] for span in spans()] == ["client_cancel"] * 2
+
+
+class OnlyRead:
+    """A body that only has ``read``."""
+
+    def __init__(self) -> None:
+        self._parts = [b"data: {}\n\n", b"data: [DONE]\n\n"]
+
+    def read(self, _: int) -> bytes:
+        """Return the next part."""
+        return self._parts.pop(0) if self._parts else b""
+
+
+class Proxy:
+    """A body with the methods of another object."""
+
+    def __init__(self) -> None:
+        self.below = urllib3.HTTPResponse(io.BytesIO(b"data: [DONE]\n\n"), preload_content=False)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.below, name)
+
+
+class Slots:
+    """A body without room for an attribute."""
+
+    __slots__ = ()
+
+    def stream(self, _: int, decode_content: bool) -> Iterator[bytes]:
+        """Yield the only part."""
+        assert decode_content
+        yield b"data: [DONE]\n\n"
+
+
+def with_its_own_stream() -> Any:
+    """Return a body on which another tool has replaced ``stream``."""
+    body = urllib3.HTTPResponse(io.BytesIO(b"data: other\n\n"), preload_content=False)
+    body.stream = lambda *_, **__: iter([b"data: replaced\n\n"])  # type: ignore[method-assign, assignment]
+    return body
+
+
+class Adapter(BaseAdapter):
+    """A transport of the application, with other bodies than those of urllib3."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        super().__init__()
+        self._make = make
+
+    def send(self, request: Any, *_: Any, **__: Any) -> requests.Response:
+        """Answer with a stream."""
+        response = requests.Response()
+        response.status_code, response.request, response.url = 200, request, request.url
+        response.headers["content-type"] = "text/event-stream"
+        response.raw = self._make()
+        return response
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@pytest.mark.parametrize("make", [OnlyRead, Proxy, Slots, with_its_own_stream])
+def test_a_body_that_cannot_be_recorded_is_left_as_it_is(url: str, spans: Spans, make: Callable[[], Any]) -> None:
+    """The application reads what it reads without the instrumentation, and there is no row of a stream without chunks."""
+    read = []
+    for undo in (legato.uninstrument_requests, legato.instrument_requests):
+        undo()
+        session = requests.Session()
+        session.mount("http://", Adapter(make))
+        read.append(list(session.post(f"{url}/anthropic", json={"stream": True}, stream=True).iter_content(64)))
+    assert read[0] == read[1] != [] and spans() == []
