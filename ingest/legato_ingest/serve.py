@@ -43,7 +43,7 @@ from legato_ingest.replies import REPLY_BYTES_MAX, BoundedReplies
 from legato_ingest.rollups.worker import followed_until_ms
 from legato_ingest.settings import Settings, deprecations
 from legato_ingest.shares import Shares
-from legato_ingest.storage import ProcessStore, Store, StoreProcess, migrate, objective_rows, open_store
+from legato_ingest.storage import ProcessStore, Store, StoreProcess, backup, migrate, objective_rows, open_store
 from legato_ingest.storage.lock import StoreLock, admin_socket_path
 from legato_ingest.storage.retention import set_retention
 from legato_ingest.storage.wal import WriteAheadLog, folder_of
@@ -169,6 +169,8 @@ def _note_store_restart(metrics: Metrics, reason: str) -> None:
 
 def _serve_store(settings: Settings, metrics: Metrics, store: Store, listeners: _Listeners) -> None:
     objectives = load_objectives(settings)
+    if settings.server is None:
+        backup.drop_unfinished(store)
     migrations = migrate.load(settings.schema_dir)
     migrate.apply(store, migrations)
     set_retention(store, settings.retention_days, settings.retention_timelines_days, settings.retention_rollups_days)

@@ -341,6 +341,20 @@ def test_sizes_are_not_shown(shared: Store) -> None:
     assert "stream_revs" in answer(shared, "SHOW TABLES").split()
 
 
+def test_a_copy_of_the_tables_is_not_shown(shared: Store) -> None:
+    """A backup restores all rows into another database, and a server may have a restored one."""
+    shared.command("CREATE DATABASE copy")
+    try:
+        shared.command("CREATE TABLE copy.stream_revs ENGINE = MergeTree ORDER BY tenant AS SELECT tenant, response_id FROM default.stream_revs")
+        for table in ("tables", "columns"):
+            sql = f"SELECT count() > 0 FROM system.{table} WHERE database = 'copy'"
+            assert (answer(shared, sql), answer(shared, sql, ALL_TENANTS)) == ("0", "1"), table
+        with pytest.raises((StoreError, Refused)):
+            answer(shared, "SELECT count() FROM copy.stream_revs")
+    finally:
+        shared.command("DROP DATABASE copy SYNC")
+
+
 @pytest.mark.parametrize("name", ["_part", "_partition_id", "_partition_value", "_part_offset", "_block_number"])
 def test_parts_are_not_shown(shared: Store, name: str) -> None:
     """A condition on them is evaluated for parts without any row of the tenant."""

@@ -8,6 +8,7 @@ folder that the engine may write to; copying them to another machine is up to th
 from __future__ import annotations
 
 import json
+import logging
 import os
 import pathlib
 import re
@@ -21,7 +22,9 @@ from legato_ingest.storage.copy import RowChecksum, checksum_of, tables_of
 from legato_ingest.storage.lock import StoreLock
 from legato_ingest.storage.store import Store
 
-__all__ = ["backup", "restore"]
+__all__ = ["backup", "drop_unfinished", "restore"]
+
+_log = logging.getLogger("legato")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,100}")
 _SUFFIX = ".tzst"
@@ -59,6 +62,13 @@ def backup(store: Store, folder: pathlib.Path, name: str = "") -> dict[str, Any]
     _write(_manifest(path), json.dumps(manifest, indent=1))
     rows = sum(each.rows for each in checksums.values())
     return {"file": str(path), "bytes": path.stat().st_size, "tables": len(checksums), "rows": rows}
+
+
+def drop_unfinished(store: Store) -> None:
+    """Drop what a killed backup left in an embedded store: the tables into which it was restored, as large as the store."""
+    if store.select(f"SELECT 1 FROM system.databases WHERE name = {literal(_CHECK)}"):
+        store.command(f"DROP DATABASE IF EXISTS {_CHECK} SYNC")
+        _log.warning("a backup did not end, and its temporary tables were dropped: a file %s without its .json is not verified", _SUFFIX)
 
 
 def restore(path: pathlib.Path, store_path: pathlib.Path) -> dict[str, Any]:

@@ -30,6 +30,7 @@ _MAXIMUM, _REACHED = re.compile(r"maximum: ([\d.]+ \w+)"), re.compile(r", curren
 _RUN = re.compile(r"(?::|\.)? (?:In scope|Maybe you meant:?) .*?(?=\.? \(\w+\)\s*$|$)", re.DOTALL)
 # The driver wraps a server's error in a text with the server's address. Readers must not see the address.
 _WRAPPING = re.compile(r"^Received ClickHouse exception, code: \d+, server response: | \(for url [^)]*\)$")
+_NOT_SHOWN = "the store cannot answer now, for a reason that is not shown to readers of one tenant: try again"
 
 
 def code_of(message: str) -> int:
@@ -55,13 +56,16 @@ def _shown(error: StoreError) -> str:
     message = str(error)
     if error.code in _OF_STATEMENTS:
         return _REACHED.sub("", _RUN.sub("", message))
+    if isinstance(error.__cause__, ClickHouseError) and not error.code:
+        # The driver's own text names the address of the store.
+        return _NOT_SHOWN
     if error.code in (0, _TIMEOUT_EXCEEDED):
         return message
     if error.code == MEMORY_LIMIT_EXCEEDED:
         limit = _MAXIMUM.search(message)
         reason = f"the statement needs more memory than its limit{f' of {limit[1]}' if limit else ''}"
     elif isinstance(error, StoreUnavailable):
-        reason = "the store cannot answer now, for a reason that is not shown to readers of one tenant: try again"
+        reason = _NOT_SHOWN
     else:
         reason = "a function failed on a constant, or on the value of a row, which is not shown to readers of one tenant"
     name = _NAME.search(message)

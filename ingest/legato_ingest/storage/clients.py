@@ -21,7 +21,7 @@ from legato_ingest.errors import StoreRefused, StoreUnavailable
 from legato_ingest.quoting import literal
 from legato_ingest.storage import tenant_views
 from legato_ingest.storage.client_errors import translated, without_values
-from legato_ingest.storage.sql import quoted
+from legato_ingest.storage.sql import quoted, quoted_all
 from legato_ingest.storage.store import ReadLimits
 
 __all__ = ["ClientStore"]
@@ -88,6 +88,8 @@ _VIEWS_STATE = (
 _SYSTEM_TABLES = ("system.disks", "system.parts", "system.parts_columns")
 # These show numbers of rows and sizes, also of single columns with names of all tenants in their dictionaries.
 _SIZED_TABLES = {"system.columns": "table", "system.data_skipping_indices": "table", "system.tables": "name"}
+# A tenant's reader sees the tables of these databases, and of that with its views. Others may hold copies of Legato's tables.
+_SYSTEM_DATABASES = ("system", "INFORMATION_SCHEMA", "information_schema")
 _OBJECTIVES = "objectives"
 _ENDS = (tenant_views.FINAL_VIEW, tenant_views.KEYED_VIEW)
 _CLOSED = "the store is closed"
@@ -296,8 +298,9 @@ class ClientStore(ABC):
         """Return the value of ``additional_table_filters``: a tenant sees its own rows, and none of a table without tenants."""
         own = f"tenant = {quoted(tenant)}"
         # A rule applies to aliases, too, and the first one counts.
+        shown = quoted_all((self._tenant_database, *_SYSTEM_DATABASES))
         rules = dict.fromkeys(_SYSTEM_TABLES, "0") | {
-            table: f"database != {quoted(self._database)} AND {_IS_SHOWN.format(name=name)}" for table, name in _SIZED_TABLES.items()
+            table: f"database IN ({shown}) AND {_IS_SHOWN.format(name=name)}" for table, name in _SIZED_TABLES.items()
         }
         rules |= {f"{self._database}.{table}": own if has_tenant else "0" for table, has_tenant in tables.items()}
         # A tenant also sees the objectives of all tenants: they apply to its streams.

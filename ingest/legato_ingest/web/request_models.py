@@ -53,10 +53,15 @@ class Statement(BaseModel):
 def refusal(request: Request, host: str, is_guarded: bool) -> str:
     """Return why a request of another page is refused; empty for all others.
 
-    Another port of this host is another origin, but not another site, so browsers send cookies from there; Sec-Fetch-Site says so.
+    Another port of this host is another origin, but not another site, so browsers send cookies from there; Sec-Fetch-Site says so. Browsers
+    send it over HTTPS and to loopback names.
     """
-    if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none") and request.url.path.startswith("/api/"):
+    site = request.headers.get("sec-fetch-site", "")
+    if site not in ("", "same-origin", "none") and request.url.path.startswith("/api/"):
         return _OTHER_ORIGIN
+    if is_guarded and site == "same-origin":
+        # A page cannot set this header. A proxy in between may have replaced Host.
+        return ""
     origin = request.headers.get("origin")
     if is_guarded and origin is not None:
         # The page may have any name, as a request needs credentials; its own requests name the same host and port twice.

@@ -8,10 +8,11 @@ import pathlib
 import pytest
 
 from helpers.servers.filled import row_counts, send_stalls
+from helpers.servers.reading import open_store
 from helpers.servers.serving import legato, serve_process
 from legato_ingest.cli.main import main
 from legato_ingest.errors import LegatoError
-from legato_ingest.storage.backup import restore
+from legato_ingest.storage.backup import drop_unfinished, restore
 from legato_ingest.storage.lock import StoreLock
 
 
@@ -55,6 +56,17 @@ def test_a_damaged_backup_is_an_error(full: pathlib.Path, tmp_path: pathlib.Path
     copy.write_bytes(backup_of(full).read_bytes()[:-1000])
     cut = legato("restore", str(copy), "--store", f"chdb://{tmp_path}/cut", timeout_s=120)
     assert cut.returncode == 1 and "Traceback" not in cut.stderr
+
+
+def test_serve_drops_what_a_killed_backup_left(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The tables into which it was restored are as large as the store."""
+    with open_store(tmp_path / "store") as store:
+        drop_unfinished(store)
+        assert not caplog.records
+        store.command("CREATE DATABASE legato_backup_check")
+        drop_unfinished(store)
+        assert "a backup did not end" in caplog.text
+        assert store.select("SELECT count() FROM system.databases WHERE name = 'legato_backup_check'") == [(0,)]
 
 
 def test_a_server_is_not_backed_up_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

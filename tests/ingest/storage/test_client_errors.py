@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import clickhouse_connect
 import pytest
 
+from helpers.servers.ports import free_port
 from legato_ingest.definitions import ALL_TENANTS
 from legato_ingest.errors import StoreError, StoreRefused, StoreUnavailable
-from legato_ingest.storage.client_errors import without_values
+from legato_ingest.storage.client_errors import translated, without_values
 
 MEMORY = (
     "Code: 241. DB::Exception: Query memory limit exceeded: would use 138.40 MiB (attempt to allocate chunk of 127.99 MiB), "
@@ -46,6 +48,13 @@ def test_a_tenant_sees_the_kind_of_an_error_and_its_limit(error: StoreError, sho
     with pytest.raises(type(error)) as raised, without_values("shop"):
         raise error
     assert (str(raised.value), raised.value.code) == (shown, error.code)
+
+
+def test_a_tenant_does_not_see_the_address_of_the_store() -> None:
+    """The driver names it when the server is away."""
+    with pytest.raises(StoreUnavailable, match="cannot answer now") as raised, without_values("shop"), translated():
+        clickhouse_connect.get_client(host="127.0.0.1", port=free_port(), username="legato")
+    assert "127.0.0.1" not in str(raised.value)
 
 
 def test_a_reader_of_all_tenants_sees_every_error() -> None:
