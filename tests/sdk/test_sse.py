@@ -102,8 +102,8 @@ def test_any_split_into_reads_gives_the_same_chunks(events: list[bytes], data: s
 @pytest.mark.parametrize("is_spaced", [True, False])
 def test_what_stands_beside_a_plain_text_is_read(name: str, is_spaced: bool) -> None:
     """An error or a usage before or after the choices, after a chunk that was measured by its length; and a text that names both."""
-    value = {"error": {"code": 502, "message": "text"}, "usage": {"completion_tokens": 4}}[name]
-    for data in (chunk({"content": "ab"}, **{name: value}), {name: value, **chunk({"content": "ab"})}):
+    value: Any = {"error": {"code": 502, "message": "text"}, "usage": {"completion_tokens": 4}}[name]
+    for data in ({**chunk({"content": "ab"}), name: value}, {name: value, **chunk({"content": "ab"})}):
         last = f"data: {json.dumps(data, separators=(', ', ': ') if is_spaced else (',', ':'))}\n\n".encode()
         scanner = scan(event(chunk({"content": "ab"})), event(chunk({"content": "usage: error: {"})), last)
         assert scanner.sizes == [2, 15, 2]
