@@ -34,12 +34,12 @@ class Format(NamedTuple):
 
 def _measure_openai(event: dict[str, Any], info: ResponseInfo) -> Measured:
     info.expects_end = True
+    if error := event.get("error"):
+        # OpenRouter reports an error in the middle of a response within a chunk with choices.
+        info.error = error_type(error)
     if "choices" in event:
         return _measure_chat(event, info)
-    if "error" in event and event["error"]:
-        info.error = error_type(event["error"])
-        return 0, _DONE, None
-    return _measure_responses(event, info)
+    return (0, _DONE, None) if error else _measure_responses(event, info)
 
 
 def _measure_chat(event: dict[str, Any], info: ResponseInfo) -> Measured:

@@ -20,6 +20,7 @@ from legato._hosts import provider_at
 from legato._patches import Patch, Patches
 from legato._reads import AsyncReads, Reads, attaching, connection_of, mark
 from legato._recorder import Origin, StreamRecorder
+from legato._request import is_callers_error
 from legato._state import settings, setup
 from legato._stream import begin
 
@@ -72,7 +73,7 @@ def _patched(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
             with recorded():
                 result = original(self, cast_to, options, *given, **more)
         except BaseException as error:
-            recorder.end(error=error)
+            _failed(recorder, error)
             raise
         with attaching("instrument_openai", recorder):
             _attach(recorder, result, _Reads, _Items)
@@ -91,13 +92,21 @@ def _patched_async(original: Callable[..., Any], patch: Patch) -> Callable[..., 
             with recorded():
                 result = await original(self, cast_to, options, *given, **more)
         except BaseException as error:
-            recorder.end(error=error)
+            _failed(recorder, error)
             raise
         with attaching("instrument_openai", recorder):
             _attach(recorder, result, _AsyncReads, _AsyncItems)
         return result
 
     return request
+
+
+def _failed(recorder: StreamRecorder, error: BaseException) -> None:
+    """The request raised: a row, unless the caller's own error is the cause, as with the HTTP libraries."""
+    if is_callers_error(getattr(error, "status_code", 0)):
+        recorder.discard()
+    else:
+        recorder.end(error=error)
 
 
 def _begin(client: Any, options: Any) -> StreamRecorder | None:

@@ -24,7 +24,7 @@ from legato._spans import start_span
 from legato._state import settings
 from legato._stream import begin
 
-__all__ = ["SentRequest", "asked"]
+__all__ = ["SentRequest", "asked", "is_callers_error"]
 
 # A larger body is searched instead of parsed: prompts with pictures have megabytes.
 _PARSED_BYTES_MAX = 1 << 16
@@ -35,6 +35,11 @@ _RPC, _RPC_WITHIN = b'"jsonrpc"', 200
 # Gemini and Bedrock have both in the address.
 _MODEL_IN_PATH = re.compile(r"/models?/([^/:]+)[:/]")
 _STREAM_IN_PATH = re.compile(r":streamGenerateContent$|:streamRawPredict$|/converse-stream$|/invoke-with-response-stream$")
+
+
+def is_callers_error(status: object) -> bool:
+    """Whether a response's status is an error of the caller's, which is no row."""
+    return isinstance(status, int) and 400 <= status < 500 and status != 429
 
 
 def asked(path: str, content: bytes) -> tuple[str, bool]:
@@ -128,7 +133,7 @@ class SentRequest:
         recorder = None
         try:
             if status >= 400:
-                if self._is_wanted and (status >= 500 or status == 429):
+                if self._is_wanted and not is_callers_error(status):
                     self._begin(Body()).end("upstream_error", error_type=f"http_{status}")
             elif not is_read:
                 recorder = self._stream_of(headers, is_decoded)

@@ -16,6 +16,7 @@ from legato._body import OPENAI_PATHS, PLAIN_TEXT, Body, is_streamed, media_type
 from legato._clock import now_ns
 from legato._context import serving
 from legato._errors import guard
+from legato._http_route import Address
 from legato._recorder import Origin, StreamRecorder
 from legato._spans import start_span
 from legato._stream import begin
@@ -26,17 +27,17 @@ __all__ = ["ServedStream"]
 class ServedStream:
     """One request at a server. Its recorder is created once the response shows a stream; its start is the request's arrival.
 
-    ``headers`` returns those of the request, with names in lower case; most requests are no streams and need none. ``is_named``: a
-    configured path names the route.
+    ``headers`` returns those of the request, with names in lower case; most requests are no streams and need none.
     """
 
-    __slots__ = ("_body", "_first", "_headers", "_is_asked", "_origin", "_span", "_start_ns", "_wants_unknown", "recorder")
+    __slots__ = ("_address", "_body", "_first", "_headers", "_is_asked", "_origin", "_span", "_start_ns", "_wants_unknown", "recorder")
 
-    def __init__(self, origin: Origin, headers: Callable[[], Mapping[str, str]], method: str, *, is_named: bool) -> None:
+    def __init__(self, origin: Origin, headers: Callable[[], Mapping[str, str]], method: str, address: Address) -> None:
         self._start_ns = now_ns()
-        self._origin, self._headers = origin, headers
+        self._origin, self._headers, self._address = origin, headers, address
+        is_named = address.is_named
         self._wants_unknown = is_named or method == "POST"
-        self._is_asked = is_named or origin.route.endswith(OPENAI_PATHS)
+        self._is_asked = is_named or address.path.endswith(OPENAI_PATHS)
         self._span: trace.Span | None = None
         self._body: Body | None = None
         self._first: tuple[int, bytes] | None = None
@@ -64,10 +65,15 @@ class ServedStream:
         if self.recorder is not None:
             return
         content_type, encoding = headers("content-type"), headers("content-encoding")
-        is_openai = self._origin.route.endswith(OPENAI_PATHS)
-        if is_streamed(content_type):
-            self._begin(Body(content_type, encoding, expects_end=is_openai))
-        elif media_type(content_type) == PLAIN_TEXT and self._wants_unknown and not headers("content-length"):
+        has_events = is_streamed(content_type)
+        may_be_text = media_type(content_type) == PLAIN_TEXT and self._wants_unknown and not headers("content-length")
+        if not has_events and not may_be_text:
+            return
+        # The request was routed, and some frameworks forget that before the second part of the body.
+        self._origin.route = self._address.route()
+        if has_events:
+            self._begin(Body(content_type, encoding, expects_end=self._address.path.endswith(OPENAI_PATHS)))
+        else:
             self._body = Body(content_type, encoding)
 
     def sent(self, body: bytes) -> None:

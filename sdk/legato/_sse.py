@@ -26,6 +26,8 @@ _PLAIN_TEXT = re.compile(
     rb'"choices":\s?\[\{"index":\s?0,\s?"delta":\s?\{"content":\s?"([^"\\]+)"\},\s?"logprobs":\s?null,\s?"finish_reason":\s?null'
     rb'(?:,\s?"[a-z_]+":\s?null)*\}\]'
 )
+# Fields beside the choices with something that is to be read.
+_BESIDE = re.compile(rb'"(?:usage":\s?\{|error":\s?(?!null))')
 # Content without these bytes has neither the end of the string, nor an escape, nor the end of the event, so its length is its size.
 _NOT_PLAIN = b'"\\\r\n'
 _FIELD = re.compile(rb"(?:data|event|id|retry)?:")
@@ -132,7 +134,7 @@ class Scanner(Scan):
         info = self.response
         is_plain = self.format is OPENAI and info.response_id and not (info.finished or info.done)
         found = _PLAIN_TEXT.search(payload) if is_plain else None
-        if found is not None and b'"usage":{' not in payload and b'"usage": {' not in payload:
+        if found is not None and not ((b'"usage"' in payload or b'"error"' in payload) and _BESIDE.search(payload)):
             info.is_incomplete = False
             self._add(time_ns, found.end(1) - found.start(1), _TEXT, None)
             self._remember_frame(event, payload, found)

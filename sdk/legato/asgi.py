@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 from legato._asgi_socket import App, Message, Receive, Scope, Send, SocketRecording, request_headers
 from legato._clock import now_ns
 from legato._errors import guard
+from legato._http_route import Address, asgi_template, is_django
 from legato._otlp import configure
 from legato._recorder import Origin
 from legato._served import ServedStream
@@ -38,6 +40,9 @@ class StreamMiddleware:
         self.vantage = vantage
         self.engine_id = engine_id or settings().engine_id
         self.disabled = settings().disabled
+        self._is_django = False
+        with guard("asgi"):
+            self._is_django = is_django(app)
         if settings().endpoint_given and not self.disabled:
             with guard("asgi"):
                 configure()
@@ -66,13 +71,17 @@ class StreamMiddleware:
         """Return the recording of this connection; ``None`` if it is not recorded."""
         if scope["type"] not in ("http", "websocket"):
             return None
-        is_named = self.paths is not None and scope["path"].endswith(self.paths)
+        address = Address(scope["path"], self.paths, partial(asgi_template, scope, is_django=self._is_django))
         if scope["type"] == "websocket":
-            return SocketRecording(scope, receive, send, self._origin) if is_named else None
-        if self.paths is not None and not is_named:
+            return SocketRecording(scope, receive, send, partial(self._routed, address)) if address.is_named else None
+        if self.paths is not None and not address.is_named:
             return None
-        stream = ServedStream(self._origin(scope), lambda: request_headers(scope), scope["method"], is_named=is_named)
-        return _HttpRecording(receive, send, stream)
+        return _HttpRecording(receive, send, ServedStream(self._origin(scope), lambda: request_headers(scope), scope["method"], address))
+
+    def _routed(self, address: Address, scope: Scope) -> Origin:
+        origin = self._origin(scope)
+        origin.route = address.route()
+        return origin
 
     def _origin(self, scope: Scope) -> Origin:
         client, server = scope.get("client") or ("", 0), scope.get("server") or ("", 0)
@@ -80,7 +89,6 @@ class StreamMiddleware:
         return Origin(
             vantage=self.vantage,
             transport=http if scope["type"] == "http" else "websocket",
-            route=scope["path"],
             engine_id=self.engine_id or (f"{server[0]}:{server[1]}" if server[0] else ""),
             client_address=str(client[0]),
             client_port=int(client[1] or 0),

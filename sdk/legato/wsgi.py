@@ -7,9 +7,11 @@ before the server writes it. The callable ``write`` of the specification, which 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 from legato._errors import guard
+from legato._http_route import Address, is_django, wsgi_template
 from legato._otlp import configure
 from legato._recorder import Origin
 from legato._served import ServedStream
@@ -35,6 +37,9 @@ class StreamMiddleware:
         self.vantage = vantage
         self.engine_id = engine_id or settings().engine_id
         self.disabled = settings().disabled
+        self._is_django = False
+        with guard("wsgi"):
+            self._is_django = is_django(app)
         if settings().endpoint_given and not self.disabled:
             with guard("wsgi"):
                 configure()
@@ -72,22 +77,21 @@ class StreamMiddleware:
 
     def _stream(self, environ: Environ) -> ServedStream | None:
         path = str(environ.get("SCRIPT_NAME", "")) + str(environ.get("PATH_INFO", ""))
-        is_named = self.paths is not None and path.endswith(self.paths)
-        if self.paths is not None and not is_named:
+        address = Address(path, self.paths, partial(wsgi_template, environ, is_django=self._is_django))
+        if self.paths is not None and not address.is_named:
             return None
         host, port = str(environ.get("SERVER_NAME", "")), str(environ.get("SERVER_PORT", ""))
         client_port = str(environ.get("REMOTE_PORT", ""))
         origin = Origin(
             vantage=self.vantage,
             transport="http/2" if environ.get("SERVER_PROTOCOL") == "HTTP/2" else "http/1.1",
-            route=path,
             engine_id=self.engine_id or (f"{host}:{port}" if host else ""),
             client_address=str(environ.get("REMOTE_ADDR", "")),
             client_port=int(client_port) if client_port.isdecimal() else 0,
             server_address=host,
             server_port=int(port) if port.isdecimal() else 0,
         )
-        return ServedStream(origin, lambda: _headers(environ), str(environ.get("REQUEST_METHOD", "")), is_named=is_named)
+        return ServedStream(origin, lambda: _headers(environ), str(environ.get("REQUEST_METHOD", "")), address)
 
 
 def _headers(environ: Environ) -> dict[str, str]:

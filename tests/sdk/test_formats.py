@@ -187,6 +187,18 @@ def test_kinds_other_than_text(name: str, event: dict[str, Any], kind: Kind, siz
         ),
         ("gemini", b'data: {"error":{"code":503,"status":"UNAVAILABLE","message":"text"}}\n\n', ("upstream_error", "UNAVAILABLE")),
         ("ollama", b'{"error":"an answer of words"}\n', ("upstream_error", "error")),
+        # OpenRouter's, with its own codes or those of HTTP.
+        (
+            "openai-chat",
+            b'data: {"id":"c","error":{"code":"server_error","message":"text"},"choices":[{"delta":{},"finish_reason":"error"}]}\n\n',
+            ("upstream_error", "server_error"),
+        ),
+        (
+            "openai-chat",
+            b'data: {"id":"c","error":{"code":502,"message":"text"},"choices":[{"delta":{},"finish_reason":"error"}]}\n\n',
+            ("upstream_error", "502"),
+        ),
+        ("openai-chat", b'data: {"id":"c","choices":[],"error":"an answer of words"}\n\n', ("upstream_error", "error")),
         ("ai-sdk-ui", b'data: {"type":"error","errorText":"words"}\n\n', ("upstream_error", "error")),
         ("ai-sdk-ui", b'data: {"type":"abort"}\n\n', ("client_cancel", "")),
         ("ai-sdk-data", b'3:"words"\n', ("upstream_error", "error")),

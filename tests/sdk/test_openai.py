@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
+import httpx2
 import openai
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
@@ -165,6 +166,29 @@ def test_a_failed_request_has_a_span(client: openai.OpenAI, spans: Spans) -> Non
     found = only(spans())
     assert (found["legato.stream.outcome"], found["legato.stream.chunks"]) == ("upstream_error", 0)
     assert found["error.type"].endswith("InternalServerError")
+
+
+@pytest.mark.usefixtures("url")
+@pytest.mark.parametrize("is_async", [True, False])
+@pytest.mark.parametrize("status", [400, 401, 404, 422, 429, 500, 503])
+def test_an_error_of_the_callers_is_no_row(spans: Spans, status: int, is_async: bool) -> None:
+    """As with the HTTP libraries: only 429 and the statuses from 500 are failed streams."""
+    transport = httpx2.MockTransport(lambda request: httpx2.Response(status, json={"error": {"message": "text"}}))
+    options: dict[str, Any] = {"base_url": "http://host", "api_key": "none", "max_retries": 0}
+
+    async def asked() -> None:
+        async with httpx2.AsyncClient(transport=transport) as http:
+            await start_stream(openai.AsyncOpenAI(http_client=http, **options))
+
+    before = legato.stats()["ignored"]
+    with pytest.raises(openai.APIStatusError) as raised, httpx2.Client(transport=transport) as http:
+        if is_async:
+            asyncio.run(asked())
+        start_stream(openai.OpenAI(http_client=http, **options))
+    assert raised.value.status_code == status
+    is_row = status == 429 or status >= 500
+    assert [(span.attributes or {})["legato.stream.outcome"] for span in spans()] == ["upstream_error"] * is_row
+    assert legato.stats()["ignored"] - before == (not is_row)
 
 
 def test_calls_without_streaming_have_no_span(client: openai.OpenAI, spans: Spans) -> None:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.sdk.trace import ReadableSpan
 
+from legato._http_route import Address
 from legato._records import Origin
 from legato._request import SentRequest, asked
 from legato._served import ServedStream
@@ -81,7 +82,8 @@ def test_a_stream_is_reported_once_it_was_asked_for_or_shows_an_event(spans: Spa
         assert may_report(recorder) is expected
     recorder.end()
     for is_named in (True, False):
-        served = ServedStream(Origin(vantage="server"), dict, "POST", is_named=is_named)
+        address = Address("/own", ("/own",) if is_named else None, str)
+        served = ServedStream(Origin(vantage="server"), dict, "POST", address)
         served.started(lambda name: "text/event-stream" if name == "content-type" else "")
         assert served.recorder is not None and may_report(served.recorder) is is_named
         served.recorder.end()

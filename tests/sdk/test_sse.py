@@ -50,6 +50,9 @@ CASES: list[tuple[str, bytes, int, int]] = [
     ("no object", b"data: [1,2]\n\n", Kind.HEARTBEAT, 0),
     ("strange types", b'data: {"choices":[{"delta":7}]}\n\n', Kind.HEARTBEAT, 0),
     ("error", event({"error": {"type": "overloaded"}}), Kind.DONE, 0),
+    ("error in a chunk", event(chunk({"content": ""}, "error", error={"code": 502, "message": "x"})), Kind.DONE, 0),
+    ("error beside a text", event(chunk({"content": "é!"}, error={"code": "server_error"})), Kind.TEXT, 3),
+    ("no error beside a text", event(chunk({"content": "é!"}, error=None, usage=None)), Kind.TEXT, 3),
     ("responses text", event({"type": "response.output_text.delta", "delta": "hey"}), Kind.TEXT, 3),
     ("responses reasoning", event({"type": "response.reasoning_summary_text.delta", "delta": "h"}), Kind.REASONING, 1),
     ("responses tool", event({"type": "response.function_call_arguments.delta", "delta": "{}"}), Kind.TOOL, 2),
@@ -81,7 +84,7 @@ def test_the_fast_path_equals_parsing(events: list[bytes]) -> None:
             slow._payload(0, payload[6:])
         else:
             slow._event(0, payload)
-    assert (fast.sizes, fast.kinds) == (slow.sizes, slow.kinds)
+    assert (fast.sizes, fast.kinds, fast.response.error) == (slow.sizes, slow.kinds, slow.response.error)
 
 
 @given(st.lists(st.sampled_from([case[1] for case in CASES]), min_size=1, max_size=8), st.data(), st.sampled_from([b"\n", b"\r\n", b"\r"]))
@@ -93,6 +96,19 @@ def test_any_split_into_reads_gives_the_same_chunks(events: list[bytes], data: s
     parts = [whole[start:end] for start, end in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
     uncut, cut = scan(*events), scan(*parts)
     assert (cut.kinds, cut.sizes, cut.yielded) == (uncut.kinds, uncut.sizes, uncut.yielded)
+
+
+@pytest.mark.parametrize("name", ["error", "usage"])
+@pytest.mark.parametrize("is_spaced", [True, False])
+def test_what_stands_beside_a_plain_text_is_read(name: str, is_spaced: bool) -> None:
+    """An error or a usage before or after the choices, after a chunk that was measured by its length; and a text that names both."""
+    value: Any = {"error": {"code": 502, "message": "text"}, "usage": {"completion_tokens": 4}}[name]
+    for data in ({**chunk({"content": "ab"}), name: value}, {name: value, **chunk({"content": "ab"})}):
+        last = f"data: {json.dumps(data, separators=(', ', ': ') if is_spaced else (',', ':'))}\n\n".encode()
+        scanner = scan(event(chunk({"content": "ab"})), event(chunk({"content": "usage: error: {"})), last)
+        assert scanner.sizes == [2, 15, 2]
+        found = (scanner.response.error, scanner.response.output_tokens)
+        assert found == (("502", None) if name == "error" else ("", 4))
 
 
 @given(st.lists(st.binary(max_size=60), max_size=8))
