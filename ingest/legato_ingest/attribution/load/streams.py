@@ -21,7 +21,8 @@ from legato_ingest.attribution.load.superseded import KNOWS_CHUNKS
 from legato_ingest.attribution.model.gaps import GAPS_MAX
 from legato_ingest.attribution.model.judge import GapKey
 from legato_ingest.attribution.model.vantage import SocketSamples, Stream, Vantage
-from legato_ingest.causes import HEALTHY
+from legato_ingest.causes import HEALTHY, sql_list
+from legato_ingest.definitions import OPEN_ENDED
 from legato_ingest.storage import Store
 from legato_ingest.storage.sql import between_ns, integers, quoted, quoted_all, unquoted
 
@@ -38,7 +39,8 @@ _SOCKET_ARRAYS = ("at", "queued_bytes", "window_bytes", "idle_ms")
 _STREAMS = f"""
 SELECT
     tenant, toUnixTimestamp64Nano(start_time) AS start_ns, trace_id, span_id, vantage, response_id, engine_id, clock, service_name,
-    client_address, {", ".join(_ARRAYS)}
+    client_address, NOT ended OR chunks_dropped > 0 OR outcome IN {sql_list(sorted(OPEN_ENDED))} AS is_cut,
+    {", ".join(_ARRAYS)}
 FROM stream_revs FINAL
 PREWHERE {{inside}}
 WHERE {{which}}
@@ -309,7 +311,7 @@ def _key(row: Row) -> _Key:
 
 def _vantage(row: Row, sockets: SocketSamples | None = None) -> Vantage:
     dt_us, kinds, sizes, holds = (row[name] for name in _ARRAYS)
-    return Vantage.of(row["start_ns"], dt_us, kinds, sizes, holds, sockets)
+    return Vantage.of(row["start_ns"], dt_us, kinds, sizes, holds, sockets, is_cut=bool(row["is_cut"]))
 
 
 def _sockets_in(store: Store, due: Due, clients: Sequence[Row]) -> dict[tuple[str, bytes, bytes], SocketSamples]:
