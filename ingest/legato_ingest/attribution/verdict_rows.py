@@ -89,7 +89,7 @@ def _verdict(judgement: Judgement, rows: Ints, causes: list[str]) -> dict[str, p
     """Return the columns of the verdict itself."""
     verdicts = judgement.verdicts.at(rows)
     streams = [judgement.streams[owner] for owner in judgement.owners[rows]]
-    has_server = np.array([stream.server is not None for stream in streams], np.bool_)
+    has_server = judgement.gaps.has_server[rows] & np.array([stream.server is not None for stream in streams], np.bool_)
     parts = [[(name, int(ns)) for name, ns in zip(PARTS, row, strict=True) if ns] for row in verdicts.parts]
     has_client = [stream.has_client for stream in streams]
     vantages = (("client", has_client), ("server", has_server.tolist()), ("engine", verdicts.aligned.tolist()))

@@ -238,6 +238,7 @@ _OF_ENGINE = f"""({{engine:String}} = ''
                 (SELECT tenant, trace_id FROM stream_engines WHERE {_SERVED_DAY} AND engine_id = {{engine:String}}))"""
 # The parts of the time to the first token. The client's time minus the server's is the network (without a client nothing is known of it);
 # the engine's clock gives the queue time and the prefill time (first step included); the rest of the server's time is the front end.
+# Streams without a response id are not split: nothing shows which request is theirs.
 FIRST_TOKENS = f"""
 WITH
     client AS
@@ -250,7 +251,7 @@ WITH
     (
         SELECT tenant, trace_id, response_id, any(ttft_us) AS sent_us
         FROM streams
-        WHERE vantage = 'server' AND ttft_us IS NOT NULL
+        WHERE vantage = 'server' AND ttft_us IS NOT NULL AND response_id != ''
             AND (tenant, trace_id, response_id) IN (SELECT tenant, trace_id, response_id FROM client)
         GROUP BY tenant, trace_id, response_id
     ),
@@ -258,7 +259,7 @@ WITH
     (
         SELECT tenant, response_id, any(queued_us) AS queue_us, any(prefill_us) AS prefill_us
         FROM engine_requests FINAL
-        WHERE {_SERVED} AND (tenant, response_id) IN (SELECT tenant, response_id FROM client)
+        WHERE {_SERVED} AND response_id != '' AND (tenant, response_id) IN (SELECT tenant, response_id FROM client)
             AND ({{engine:String}} = '' OR engine_id = {{engine:String}})
         GROUP BY tenant, response_id
     ),

@@ -241,6 +241,18 @@ def test_chunks_are_matched_by_byte() -> None:
     assert (gaps.server_start_ns[0], gaps.server_end_ns[0]) == (20 * MS, 500 * MS)
 
 
+def test_a_pause_of_the_server_is_charged_once() -> None:
+    """The chunk after a pause of 600 ms reaches the client in two pieces, the second half a second late: that is the path's."""
+    sent = np.array([*range(0, 200, 20), *range(780, 980, 20)])
+    first, second = sent + 1, sent + 2
+    first[11:], second[10:] = np.maximum(first[11:], 1_281), np.maximum(second[10:], 1_281)
+    server = Vantage(sent * MS, np.full(20, 40), np.zeros(0, np.int64))
+    client = Vantage(np.ravel([first, second], "F") * MS, np.full(40, 20), np.zeros(0, np.int64))
+    verdicts = charge(gaps_of(client, server, 0, GAP_NS), None)
+    assert causes(verdicts) == ["generation", "connection"]
+    assert part(verdicts, "generation", 0) == 580 and part(verdicts, "connection", 1) == 500 == verdicts.excess_ns[1] / MS
+
+
 @given(st.integers(0, 10**6), st.integers(1, 30), st.integers(0, 400), st.booleans(), st.booleans())
 @settings(deadline=None, max_examples=60)
 def test_parts_always_add_up(seed: int, merge: int, at: int, server: bool, engine: bool) -> None:

@@ -63,3 +63,15 @@ def test_first_tokens_of_one_engine(store: Store) -> None:
     counts = {engine: (row["streams"], row["late"], row["split_streams"]) for engine, row in found.items()}
     assert counts == {"one": (2, 1, 2), "two": (2, 1, 1), "none": (0, 0, 0), "": (4, 2, 3)}
     assert "1 of 2 were later than 2.00 s" in " ".join(page.split()) and all_times == found["two"]
+
+
+def test_first_tokens_without_response_ids_are_not_split(store: Store) -> None:
+    """Nothing shows which server and which request belong to a client: its stream is counted, and its time is not divided."""
+    served(store, "", "one", 400, b"a" * 16, 1)
+    served(store, "", "one", 2_600, b"a" * 16, 2)
+    now = time.time_ns() // 1000 * 1000
+    ended = [FinishedRequest(1, "", queued_us=100_000, prefill_us=200_000)]
+    put(store, steps_request(Engine("one", 5), [Step(1, now, interval_us=20_000, decode_requests=1)], ended), now)
+    with reading(store) as url:
+        found = read_json(url, "blame")["first_tokens"]
+    assert (found["streams"], found["late"], found["split_streams"]) == (2, 1, 0)

@@ -7,7 +7,7 @@ never single chunks.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -17,11 +17,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from legato_ingest.attribution.load.due import CLOCKS_APART_NS, Due
+from legato_ingest.attribution.load.servers import Client, Found, client_of, found_servers, key_of
 from legato_ingest.attribution.load.superseded import KNOWS_CHUNKS
 from legato_ingest.attribution.model.gaps import GAPS_MAX
 from legato_ingest.attribution.model.judge import GapKey
 from legato_ingest.attribution.model.vantage import SocketSamples, Stream, Vantage
-from legato_ingest.causes import HEALTHY
+from legato_ingest.causes import HEALTHY, sql_list
+from legato_ingest.definitions import OPEN_ENDED
 from legato_ingest.storage import Store
 from legato_ingest.storage.sql import between_ns, integers, quoted, quoted_all, unquoted
 
@@ -29,8 +31,6 @@ __all__ = ["Most", "Size", "clock_of", "sizes_of", "slices_of", "stored_stalls",
 
 Row = dict[str, Any]
 Ints = NDArray[np.int64]
-# Tenant, trace id and response id.
-_Key = tuple[str, bytes, str]
 
 _TEXTS = ("tenant", "vantage", "response_id", "engine_id", "clock", "service_name", "client_address", "provider", "server_address")
 _ARRAYS = ("dt_us", "chunk_kind", "chunk_bytes", "chunk_hold_64us")
@@ -38,7 +38,8 @@ _SOCKET_ARRAYS = ("at", "queued_bytes", "window_bytes", "idle_ms")
 _STREAMS = f"""
 SELECT
     tenant, toUnixTimestamp64Nano(start_time) AS start_ns, trace_id, span_id, vantage, response_id, engine_id, clock, service_name,
-    client_address, provider, server_address, server_port, {", ".join(_ARRAYS)}
+    client_address, provider, server_address, server_port,
+    NOT ended OR chunks_dropped > 0 OR outcome IN {sql_list(sorted(OPEN_ENDED))} AS is_cut, {", ".join(_ARRAYS)}
 FROM stream_revs FINAL
 PREWHERE {{inside}}
 WHERE {{which}}
@@ -50,22 +51,6 @@ WHERE {{inside}}"""
 _CLIENTS = f"""
 SELECT DISTINCT tenant, trace_id FROM stream_revs
 WHERE {{inside}} AND {KNOWS_CHUNKS} AND trace_id IN ({{traces}})"""
-# Of several servers with the ids of one client, the last one counts.
-_SERVERS = """
-SELECT
-    tenant, trace_id, response_id, argMax(reinterpretAsUInt64(span_id), (start_time, span_id, rev)) AS span,
-    toInt64(argMax(ifNull(chunks, 0), (start_time, span_id, rev))) AS chunks, toUnixTimestamp64Nano(max(start_time)) AS start_ns
-FROM stream_revs
-WHERE {inside} AND vantage = 'server' AND trace_id IN ({traces}) AND (tenant, trace_id, response_id) IN
-    (
-        SELECT key.1, toFixedString(key.2, 16), key.3 FROM
-        (
-            SELECT arrayJoin(arrayZip(
-                splitByChar(char(0), unhex('{tenants}')), arrayMap(n -> substring(unhex('{all_traces}'), 1 + 16 * n, 16), range({count})),
-                splitByChar(char(0), unhex('{responses}')))) AS key
-        )
-    )
-GROUP BY tenant, trace_id, response_id"""
 # Start, span and trace of a row, of 32 bytes each, as one string: ClickHouse parses it some ten times faster than a list of expressions.
 _THREE_IDS = """
 SELECT reinterpretAsInt64(substring(id, 1, 8)), reinterpretAsUInt64(substring(id, 9, 8)), toFixedString(substring(id, 17, 16), 16)
@@ -166,79 +151,49 @@ def streams_in(store: Store, due: Due, gap_us_min: int, most: Most) -> Iterator[
     """Yield the due client streams with a gap of this length, each with the vantage of its server, and such streams at servers without
     a client. They come in one piece, unless the servers take more than ``most.bytes``.
 
-    The server's vantage has the same trace and response id. A server is without a client if its trace has none.
+    `load.servers` says which server is a client's. A server is without a client if its trace has none.
     """
     table = store.select_arrow(_STREAMS.format(inside=due.inside, which=_is_due(due, gap_us_min)))
     rows = list(_rows(table))
     clients, servers = ([row for row in rows if row["vantage"] == vantage] for vantage in ("client", "server"))
-    by_key = {_key(row): row for row in servers}
+    by_key = {key_of(row): row for row in servers if row["response_id"]}
     traces = _traces_with_client(store, due, servers)
     alone = [_stream(row, row, None) for row in servers if (row["tenant"], row["trace_id"]) not in traces]
     sockets = _sockets_in(store, due, clients) if clients else {}
-    quiet = _quiet_servers(store, due, [row for row in clients if _key(row) not in by_key])
-    for part in _parts_by_server(clients, quiet, most):
-        servers_of = by_key | _loaded(store, {key: quiet[key] for row in part if (key := _key(row)) in quiet})
-        yield [
-            *(_stream(row, servers_of.get(_key(row)), sockets.get((row["tenant"], row["trace_id"], row["span_id"]))) for row in part),
-            *alone,
-        ]
+    found = found_servers(store, due, [row for row in clients if key_of(row) not in by_key])
+    for part in _parts_by_server(clients, found, most):
+        loaded = _loaded(store, {server for row in part if (server := found.get(client_of(row))) is not None})
+        servers_of = (by_key.get(key_of(row)) or loaded.get(found.get(client_of(row))) for row in part)
+        sockets_of = (sockets.get((row["tenant"], row["trace_id"], row["span_id"])) for row in part)
+        yield [*map(_stream, part, servers_of, sockets_of), *alone]
         alone = []
     if alone:
         yield alone
 
 
-class _Quiet(NamedTuple):
-    """A server without a long gap: its span id as a number, its start and the number of its chunks."""
-
-    span: int
-    start_ns: int
-    chunks: int
-
-
-def _quiet_servers(store: Store, due: Due, clients: Sequence[Row]) -> dict[_Key, _Quiet]:
-    """Return the servers of these clients."""
-    if not clients:
-        return {}
-    # A zero byte divides the texts. No known emitter has one in an id.
-    own = sorted({key for row in clients if "\0" not in (key := _key(row))[0] + key[2]})
-    if not own:
-        return {}
-    tenants, traces, responses = zip(*own, strict=True)
-    sql = _SERVERS.format(
-        inside=due.started(CLOCKS_APART_NS),
-        traces=quoted_all(sorted(set(traces))),
-        tenants="\0".join(tenants).encode().hex(),
-        all_traces=b"".join(traces).hex(),
-        responses="\0".join(responses).encode().hex(),
-        count=len(own),
-    )
-    return {
-        (unquoted(row["tenant"]), row["trace_id"], unquoted(row["response_id"])): _Quiet(row["span"], row["start_ns"], row["chunks"])
-        for row in store.select_arrow(sql).to_pylist()
-    }
-
-
-def _parts_by_server(clients: Sequence[Row], quiet: Mapping[_Key, _Quiet], most: Most) -> Iterator[Sequence[Row]]:
+def _parts_by_server(clients: Sequence[Row], found: Mapping[Client, Found], most: Most) -> Iterator[Sequence[Row]]:
     """Divide clients so that the chunks of their servers take ``most.bytes`` at most."""
-    servers = (quiet.get(_key(row)) for row in clients)
+    servers = (found.get(client_of(row)) for row in clients)
     sizes = np.cumsum([_CHUNK_BYTES * server.chunks if server is not None else 0 for server in servers])
     starts = np.flatnonzero(np.diff(sizes // most.bytes, prepend=-1)).tolist() if len(clients) else []
     for first, last in pairwise([*starts, len(clients)]):
         yield clients[first:last]
 
 
-def _loaded(store: Store, quiet: Mapping[_Key, _Quiet]) -> dict[_Key, Row]:
+def _loaded(store: Store, servers: Collection[Found]) -> dict[Found | None, Row]:
     """Return the rows of these servers."""
-    if not quiet:
+    if not servers:
         return {}
-    starts = [each.start_ns for each in quiet.values()]
-    ids = b"".join(each.start_ns.to_bytes(8, "little") + each.span.to_bytes(8, "little") + key[1] for key, each in quiet.items())
-    three_ids = _THREE_IDS.format(digits=ids.hex(), count=len(quiet))
+    starts = [each.start_ns for each in servers]
+    ids = b"".join(each.start_ns.to_bytes(8, "little") + each.span.to_bytes(8, "little") + each.trace_id for each in servers)
+    three_ids = _THREE_IDS.format(digits=ids.hex(), count=len(servers))
     inside = (
-        f"{between_ns('start_time', min(starts), max(starts))} AND tenant IN ({quoted_all(sorted({key[0] for key in quiet}))})"
+        f"{between_ns('start_time', min(starts), max(starts))} AND tenant IN ({quoted_all(sorted({each.tenant for each in servers}))})"
         f" AND (toUnixTimestamp64Nano(start_time), reinterpretAsUInt64(span_id), trace_id) IN ({three_ids})"
     )
-    return {_key(row): row for row in _rows(store.select_arrow(_STREAMS.format(inside=inside, which="vantage = 'server'")))}
+    rows = _rows(store.select_arrow(_STREAMS.format(inside=inside, which="vantage = 'server'")))
+    by_id = {(row["tenant"], row["trace_id"], row["start_ns"], int.from_bytes(row["span_id"], "little")): row for row in rows}
+    return {each: row for each in servers if (row := by_id.get(each[:4])) is not None}
 
 
 def _traces_with_client(store: Store, due: Due, servers: Sequence[Row]) -> set[tuple[str, bytes]]:
@@ -304,13 +259,9 @@ def _arrays(column: pa.ChunkedArray) -> list[Ints]:
     return np.split(values, np.cumsum(arrays.value_lengths().to_numpy()[:-1])) if len(arrays) else []
 
 
-def _key(row: Row) -> _Key:
-    return row["tenant"], row["trace_id"], row["response_id"]
-
-
 def _vantage(row: Row, sockets: SocketSamples | None = None) -> Vantage:
     dt_us, kinds, sizes, holds = (row[name] for name in _ARRAYS)
-    return Vantage.of(row["start_ns"], dt_us, kinds, sizes, holds, sockets)
+    return Vantage.of(row["start_ns"], dt_us, kinds, sizes, holds, sockets, is_cut=bool(row["is_cut"]))
 
 
 def _sockets_in(store: Store, due: Due, clients: Sequence[Row]) -> dict[tuple[str, bytes, bytes], SocketSamples]:

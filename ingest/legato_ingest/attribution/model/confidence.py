@@ -30,8 +30,8 @@ def confidences(
     cpu_waits: Sequence[Mapping[str, int]],
     is_open: NDArray[np.bool_],
 ) -> list[str]:
-    """Return the confidence of each verdict. ``causes``: its name; ``has_server``: the server of its stream was recorded; ``cpu_waits``:
-    what the kernel counted around its gap.
+    """Return the confidence of each verdict. ``causes``: its name; ``has_server``: the server recorded its gap; ``cpu_waits``: what the
+    kernel counted around it.
 
     Without engine steps a cause was reached by exclusion, which is weaker. ``strong`` becomes ``likely`` where evidence that may still
     arrive could change the verdict:

@@ -124,7 +124,9 @@ def _path(client: Vantage, server: Vantage, clock_offset_ns: int, steps: Charged
     if (at_server < 0).any():
         return None
     sent_ns = server.times_ns[at_server] + clock_offset_ns
-    step = steps_of_chunks(sent_ns, steps.end_ns)
+    # The client may have received a chunk of the server in pieces, which are of one step.
+    distinct, piece_of = np.unique(at_server, return_inverse=True)
+    step = steps_of_chunks(server.times_ns[distinct] + clock_offset_ns, steps.end_ns)[piece_of]
     if step[0] < 0 or not steps.linked[step[0] + 1 : step[-1] + 1].all():
         return None
     missed = _missed(sent_ns, step, steps) if was_preempted else np.zeros(count, np.int64)

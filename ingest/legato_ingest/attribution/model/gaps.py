@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from legato_ingest.attribution.model.matching import server_chunks
+from legato_ingest.attribution.model.matching import server_gaps
 from legato_ingest.attribution.model.median import median
 from legato_ingest.attribution.model.vantage import Vantage
 
@@ -101,18 +101,15 @@ def gaps_of(
     reads = np.concatenate([[0], np.flatnonzero(times[1:] > times[:-1]) + 1])[: len(times)]
     after = _longest(times, reads[1:][times[reads[1:]] - times[reads[1:] - 1] >= gap_ns_min])
     count, pace = len(after), _pace_ns(times, reads)
-    at_server = server_chunks(client, server, after)
-    has_server = at_server > 0
-    has_sends = server is not None and len(server.times_ns) > 1
-    at = np.where(has_server, at_server, 1) if has_sends else np.ones(count, np.int64)
-    sends = server.times_ns if server is not None and has_sends else np.zeros(2, np.int64)
+    last_before, first_after = server_gaps(client, server, after)
+    sends = server.times_ns if server is not None and len(server.times_ns) else np.zeros(1, np.int64)
     return Gaps(
         start_ns=times[after - 1],
         end_ns=times[after],
-        server_start_ns=sends[at - 1],
-        server_end_ns=sends[at],
+        server_start_ns=sends[np.maximum(last_before, 0)],
+        server_end_ns=sends[np.maximum(first_after, 0)],
         has_client=np.full(count, has_client),
-        has_server=has_server,
+        has_server=first_after >= 0,
         server_error_ns=np.full(count, server_error_ns, np.int64),
         clock_offset_ns=np.full(count, clock_offset_ns, np.int64),
         clock_offset_error_ns=np.full(count, clock_offset_error_ns, np.int64),

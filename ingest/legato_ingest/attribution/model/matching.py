@@ -1,7 +1,7 @@
 """Match the chunks of a stream between its vantages, and with the engine steps that produced them.
 
-Chunks at two vantages are matched by their index among the content chunks, or, where the vantages divide the content differently, by the
-byte at which they begin; never by time. Steps are matched by time on one clock.
+Chunks at two vantages are matched by the bytes of the content that they carry, so the vantages may divide it differently; where the sizes
+are unknown or cannot be compared, by their index among the content chunks; never by time. Steps are matched by time on one clock.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from legato_ingest.attribution.model.vantage import Vantage
 
-__all__ = ["server_chunks", "server_from_steps", "steps_of_chunks"]
+__all__ = ["server_chunks", "server_from_steps", "server_gaps", "steps_of_chunks"]
 
 Ints = NDArray[np.int64]
 
@@ -21,21 +21,64 @@ _EARLY_SHARE = 0.35
 
 
 def server_chunks(client: Vantage, server: Vantage | None, chunks: Ints) -> Ints:
-    """Return the index at the server of each of the client's ``chunks`` (indices); -1 if it cannot be determined."""
-    unknown = np.full(len(chunks), -1, np.int64)
+    """Return the index at the server of the chunk in which each of the client's ``chunks`` (indices) begins; -1 if it is unknown."""
+    return _matched(client, server, chunks, is_end=False)
+
+
+def server_gaps(client: Vantage, server: Vantage | None, after: Ints) -> tuple[Ints, Ints]:
+    """Return the chunks of the server (indices) that bound the gap before each of the client's chunks ``after``; -1 if unknown.
+
+    They are the one with the last byte before the gap and the one with the first byte after it. Both are the same where the gap divides a
+    chunk of the server: the server had sent everything when the gap began.
+    """
+    last, first = _matched(client, server, after - 1, is_end=True), _matched(client, server, after, is_end=False)
+    is_known = (last >= 0) & (first >= 0)
+    return np.where(is_known, last, -1), np.where(is_known, first, -1)
+
+
+def _matched(client: Vantage, server: Vantage | None, chunks: Ints, *, is_end: bool) -> Ints:
+    """Return the index at the server of the chunk with the first byte of each of the client's ``chunks``, or with the last (``is_end``)."""
     if server is None or not len(server.times_ns):
-        return unknown
-    client_count, server_count = len(client.times_ns), len(server.times_ns)
-    if client_count == server_count or (client_count < server_count and not len(client.sizes)):
-        return np.where(chunks < server_count, chunks, -1)
-    if len(client.sizes) and len(server.sizes):
-        begins = np.cumsum(client.sizes)[chunks] - client.sizes[chunks]
-        ends = np.cumsum(server.sizes)
-        if client_count > server_count and ends[-1] != client.sizes.sum():
-            return unknown
-        found = np.searchsorted(ends, begins, "right")
-        return np.where(found < server_count, found, -1)
-    return unknown
+        return np.full(len(chunks), -1, np.int64)
+    if _can_compare_sizes(client, server):
+        return _by_byte(client.sizes, server.sizes, chunks, is_end)
+    count, server_count = len(client.times_ns), len(server.times_ns)
+    is_same_division = count == server_count or (client.is_cut and count < server_count)
+    return chunks if is_same_division else np.full(len(chunks), -1, np.int64)
+
+
+def _can_compare_sizes(client: Vantage, server: Vantage) -> bool:
+    """Return whether both vantages recorded the same bytes: equally many, or fewer where the record lacks the stream's end.
+
+    If not, one of them counted something else, such as other channels of the content. Then the sizes are worth nothing.
+    """
+    at_client, at_server = int(client.sizes.sum()), int(server.sizes.sum())
+    if not at_client or not at_server:
+        return False
+    both = min(len(client.sizes), len(server.sizes))
+    if np.array_equal(client.sizes[:both], server.sizes[:both]):
+        return True
+    return (at_client <= at_server or server.is_cut) and (at_server <= at_client or client.is_cut)
+
+
+def _by_byte(sizes: Ints, server_sizes: Ints, chunks: Ints, is_end: bool) -> Ints:
+    """Return the same as ``_matched``, by bytes alone; of an empty chunk, the empty one at the same byte.
+
+    Several empty chunks at one byte are matched in their order.
+    """
+    ends, server_ends = np.cumsum(sizes), np.cumsum(server_sizes)
+    begins = ends - sizes
+    found = np.searchsorted(server_ends, ends[chunks] - 1 if is_end else begins[chunks], "right")
+    is_known = found < len(server_ends)
+    is_empty = sizes[chunks] == 0
+    if is_empty.any():
+        server_begins, begin = server_ends - server_sizes, begins[chunks]
+        rank = chunks - np.searchsorted(begins, begin)
+        empty = np.searchsorted(server_begins, begin) + rank
+        at = np.minimum(empty, len(server_ends) - 1)
+        is_there = (empty == at) & (server_begins[at] == begin) & (server_sizes[at] == 0)
+        found, is_known = np.where(is_empty, empty, found), np.where(is_empty, is_there, is_known)
+    return np.asarray(np.where(is_known, found, -1))
 
 
 def steps_of_chunks(times_ns: Ints, ready_ns: Ints, last_step: int = -1) -> Ints:

@@ -60,7 +60,8 @@ class Vantage:
 
     ``times_ns``: ns since the epoch by the vantage's clock. ``sizes``: bytes of content, empty if unknown. ``holds_ns``: how long the
     application held each chunk, empty if unknown. ``sampled``: indices of the chunks with a socket sample before their read; ``unread``:
-    those of them before which data lay unread in the socket.
+    those of them before which data lay unread in the socket. ``is_cut``: the record lacks the stream's end, such as that of a client that
+    cancelled.
     """
 
     times_ns: Ints
@@ -68,9 +69,20 @@ class Vantage:
     holds_ns: Ints
     unread: Ints = field(default_factory=_none)
     sampled: Ints = field(default_factory=_none)
+    is_cut: bool = field(default=False, kw_only=True)
 
     @classmethod
-    def of(cls, start_ns: int, dt_us: Ints, kinds: Ints, sizes: Ints, holds: Ints, sockets: SocketSamples | None = None) -> Vantage:
+    def of(
+        cls,
+        start_ns: int,
+        dt_us: Ints,
+        kinds: Ints,
+        sizes: Ints,
+        holds: Ints,
+        sockets: SocketSamples | None = None,
+        *,
+        is_cut: bool = False,
+    ) -> Vantage:
         """Convert the arrays of a stored row, which hold all chunks; ``holds`` is in units of 64 µs."""
         is_content = _IS_CONTENT[kinds]
         times = start_ns + 1000 * np.cumsum(dt_us)
@@ -84,6 +96,7 @@ class Vantage:
             holds_ns=_holds_of_content(_HOLD_STEP_NS * holds, is_content) if len(holds) else holds,
             unread=rank[unread[is_content[unread]]],
             sampled=rank[sampled[is_content[sampled]]],
+            is_cut=is_cut,
         )
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from helpers.builders.judging import RECEIVED_NS, verdicts, worker
+from helpers.builders.rollup_rows import snapshot
 from helpers.builders.spans import native_span, request
 from helpers.builders.world import MS, World
 from helpers.builders.world_spans import put, steps, stream, trace_id
@@ -92,3 +95,31 @@ def test_streams_with_the_same_ids_are_divided_and_those_of_other_tenants_are_no
     hostile = [piece for piece in pieces if piece[0].tenant == "hostile"]
     assert sum(map(len, hostile)) == 400 and len(hostile) == 8 and max(map(len, hostile)) < 90
     assert [sorted(stream.tenant for stream in piece) for piece in pieces if piece not in hostile] == [["a"] * 3 + ["b"] * 3]
+
+
+@pytest.mark.parametrize(
+    ("attributes", "is_cut"),
+    [
+        ({"legato.stream.outcome": "complete"}, False),
+        ({"legato.stream.outcome": "client_cancel"}, True),
+        ({"legato.stream.outcome": "timeout"}, True),
+        ({"legato.stream.outcome": "complete", "legato.stream.chunks_dropped": 9}, True),
+        (snapshot(30.0, b"snapshot"), True),
+    ],
+)
+def test_a_client_that_saw_the_end_with_fewer_chunks_is_not_compared_by_index(
+    store: Store, attributes: dict[str, Any], is_cut: bool
+) -> None:
+    """Sizes are unknown. If the client's record lacks the stream's end, its chunks are the server's first ones, else some were merged."""
+    for vantage, count in (("client", 30), ("server", 40)):
+        body, times = request(), [20_000 * number + 400_000 * (number >= 20) for number in range(1, count + 1)]
+        chunks: dict[str, Any] = {"legato.stream.vantage": vantage, "legato.stream.timeline": pack(times, None, None, [1] * count)}
+        ids: dict[str, Any] = {"name": "legato.stream.snapshot"} if "legato.stream.rev" in attributes and vantage == "client" else {}
+        chunks |= {"gen_ai.response.id": "r"} | (attributes if vantage == "client" else {})
+        native_span(body, chunks, trace_id=trace_id(0), start_ns=RECEIVED_NS, **ids)
+        put(store, body, RECEIVED_NS)
+    worker(store).step()
+    ((cause, _, missing, _),) = verdicts(store)
+    assert (cause, "server" in missing) == ("generation", not is_cut)
+    ((client,),) = streams_in(store, ALL, GAP_US, Most(streams=9, bytes=2**29))
+    assert client.judged.is_cut == is_cut and client.server is not None and not client.server.is_cut

@@ -83,6 +83,15 @@ def test_counting_labels_would_overstate_it() -> None:
     assert stalls_of(replace(world, held=None).client(0).times_ns)[0] == 2
 
 
+@pytest.mark.parametrize("cause", CORE)
+def test_pieces_of_a_chunk_are_of_one_step(cause: str) -> None:
+    """Each chunk reaches the client in two pieces; nothing else changes."""
+    steps = charged_steps(*[{"base": 10}] * 2, {"base": 10, cause: 300}, *[{"base": 10}] * 3)
+    sent = vantage(10, 20, 330, 340, 350, 360, sizes=[2] * 6)
+    pieces = vantage(*np.repeat((10, 20, 330, 340, 350, 360), 2), sizes=[1] * 12)
+    assert counterfactual(pieces, sent, 0, steps, CORE, [], STALL_NS) == counterfactual(sent, sent, 0, steps, CORE, [], STALL_NS)
+
+
 def test_a_stream_that_cannot_be_aligned_has_none() -> None:
     """Steps are missing, chunks cannot be matched, or a vantage has no chunks."""
     world = World(prefill=PROMPTS)

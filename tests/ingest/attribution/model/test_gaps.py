@@ -31,10 +31,21 @@ def test_a_gap_is_compared_at_the_same_byte() -> None:
     assert gaps.usual_ns[0] == 10 * MS
 
 
-def test_the_first_chunk_of_the_server_opens_no_gap() -> None:
-    """The server must have sent a chunk before the gap, and one after it."""
-    assert gaps_of(vantage(0, 500), vantage(499, 500, 501, 502), 0, 100 * MS).has_server.tolist() == [True]
+def test_a_gap_within_a_chunk_of_the_server_is_none_at_the_server() -> None:
+    """The server pauses before its second chunk, which reaches the client in two pieces: the pause is in the first gap alone."""
+    server = vantage(0, 500, sizes=(4, 4))
+    gaps = gaps_of(vantage(1, 501, 900, sizes=(4, 2, 2)), server, 0, 100 * MS)
+    assert gaps.has_server.tolist() == [True, True]
+    assert ((gaps.server_end_ns - gaps.server_start_ns) // MS).tolist() == [500, 0]
+    alone = gaps_of(vantage(1, 501, sizes=(4, 4)), vantage(0, sizes=(8,)), 0, 100 * MS)
+    assert alone.has_server.tolist() == [True] and alone.server_end_ns.tolist() == [0]
+
+
+def test_chunks_that_cannot_be_matched_show_no_server() -> None:
+    """The client received 2 bytes and the server sent 9, or the client has fewer chunks and no sizes."""
     assert gaps_of(vantage(0, 500, sizes=(1, 1)), vantage(0, sizes=(9,)), 0, 100 * MS).has_server.tolist() == [False]
+    for is_cut in (True, False):
+        assert gaps_of(vantage(0, 500, is_cut=is_cut), vantage(499, 500, 501), 0, 100 * MS).has_server.tolist() == [is_cut]
 
 
 def test_holds_of_a_read_add_up() -> None:
