@@ -38,6 +38,7 @@ __all__ = [
     "object_of",
     "outcome_of",
     "plain",
+    "streamed_of",
 ]
 
 # TTFT of a row with this flag is the time to the first chunk, which may be a prelude without content.
@@ -56,6 +57,12 @@ GENAI_SCOPES = (
     "opentelemetry.util.genai", "opentelemetry.instrumentation.botocore",
 )  # fmt: skip
 
+_STREAMED = (
+    "gen_ai.request.stream", "gen_ai.request.is_stream", "gen_ai.request.streaming", "gen_ai.is_streaming", "llm.is_streaming",
+    "langsmith.request.streaming",
+)  # fmt: skip
+# The methods of AWS Bedrock that stream nothing.
+_UNARY = ("Converse", "InvokeModel")
 _MODEL = ("gen_ai.request.model", "llm.request.model", "llm.model_name", "langfuse.observation.model.name", "ai.model.id", "model")
 _RESPONSE_MODEL = ("gen_ai.response.model", "llm.response.model", "ai.response.model")
 _RESPONSE_ID = ("gen_ai.response.id", "ai.response.id", "llm.response.id")
@@ -190,6 +197,14 @@ def _unquoted(text: str) -> str:
     if isinstance(inner, list):
         inner = inner[0] if inner else ""
     return plain(inner) if isinstance(inner, str) else text
+
+
+def streamed_of(loose: Loose) -> bool | None:
+    """Return whether the response was streamed, by a flag or by the method of a remote call (`ConverseStream`); None where neither says."""
+    streamed, method = loose.flag(*_STREAMED), loose.text("rpc.method").rpartition("/")[2]
+    if streamed is None and (method in _UNARY or method.startswith("Stream") or method.endswith("Stream")):
+        return method not in _UNARY
+    return streamed
 
 
 def foreign_record(span: Span, attributes: Attributes, loose: Loose, family: str) -> StreamRecord:

@@ -128,6 +128,35 @@ def test_an_applications_own_failure_changes_no_outcome() -> None:
     assert (row["outcome"], row["error_type"]) == ("unknown", "")
 
 
+@pytest.mark.parametrize(
+    ("scope", "flag"),
+    [("mine", "gen_ai.request.stream"), ("opentelemetry.instrumentation.openai.v1", "gen_ai.is_streaming")],
+)
+@pytest.mark.parametrize(
+    ("name", "streamed", "count"),
+    [
+        ("gen_ai.content.completion.chunk", False, 0),
+        ("gen_ai.content.completion.chunk", None, 1),
+        ("retrieved_chunk", False, 0),
+        ("retrieved_chunk", None, 0),
+        ("cache.lookup", None, 0),
+        ("token", True, 1),
+    ],
+)
+def test_a_call_that_did_not_stream_is_no_stream(scope: str, flag: str, name: str, streamed: bool | None, count: int) -> None:
+    """Whatever events it has: an application may note what it retrieved, and its look-ups."""
+    body = request({"service.name": "shop"}, {"x": 1})
+    scope_of(body).scope.name = scope
+    span, _ = span_of({"gen_ai.request.model": "m", **({} if streamed is None else {flag: streamed})})
+    for each in range(12):
+        span.events.add(name=name, time_unix_nano=NOW_NS + each * 1_000_000)
+    scope_of(body).spans.append(span)
+    batch = convert_spans(body, tenant="", now_ns=NOW_NS, limits=Limits())
+    assert batch.revs.num_rows == count
+    if not count:
+        assert [sender[-1] for sender in batch.senders] == ["streaming unknown" if streamed is None else "not streamed"]
+
+
 def test_the_last_exception_names_the_error() -> None:
     """Where the span has no error type, the recorded exception has it."""
     span, attributes = span_of({})
