@@ -18,7 +18,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from legato_ingest.definitions import UNKNOWN_OUTCOME
-from legato_ingest.otlp.attributes import TEXT_CHARACTERS_MAX, Attributes, attribute_map
+from legato_ingest.otlp.attributes import TEXT_CHARACTERS_MAX, Attributes, attribute_map, number_text
 from legato_ingest.otlp.emitters.chunk_events import ChunkEvents
 from legato_ingest.otlp.emitters.common import PORT_MAX, UINT32_MAX
 from legato_ingest.otlp.emitters.spellings import error_name, finish_name, host_of, port_of, provider_name
@@ -107,6 +107,11 @@ class Loose:
                 if text:
                     return text
         return ""
+
+    def label(self, key: str) -> str:
+        """Return a text, or that of a number, as the rows of Legato's own emitters have it: rows of one response have one service."""
+        value = self._get(key)
+        return self.text(key) or (number_text(value) if value is not None else "")
 
     def count(self, *keys: str, most: int = UINT32_MAX) -> int | None:
         """Return the first whole number from 0 to ``most``, which may be sent as a double or as digits in a text."""
@@ -219,8 +224,8 @@ def foreign_record(span: Span, attributes: Attributes, loose: Loose, family: str
         otlp_bytes=span.ByteSize(),
         emitter=f"{family}/{attributes.scope_version}" if attributes.scope_version else family,
         vantage="server" if span.kind == Span.SPAN_KIND_SERVER else "client",
-        service_name=loose.text("service.name"),
-        service_version=loose.text("service.version"),
+        service_name=loose.label("service.name"),
+        service_version=loose.label("service.version"),
         provider=provider_name(loose.text(*_PROVIDER)),
         model=loose.text(*_MODEL),
         response_model=loose.text(*_RESPONSE_MODEL),

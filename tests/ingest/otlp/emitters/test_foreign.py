@@ -115,6 +115,17 @@ def test_texts_out_of_json_can_be_stored() -> None:
     assert row["finish_reason"] == "?" and len(row["emitter"]) < 300
 
 
+def test_a_service_has_one_name_at_all_emitters() -> None:
+    """A number as name or version has the text that rows of Legato's own emitters have, also where the span is ignored."""
+    body = request({"service.name": 42, "service.version": 1.2}, {"x": 1})
+    scope_of(body).scope.name = "mine"
+    for stream in (True, False):
+        scope_of(body).spans.append(span_of({"gen_ai.request.stream": stream})[0])
+    batch = convert_spans(body, tenant="", now_ns=NOW_NS, limits=Limits())
+    assert [(row["service_name"], row["service_version"]) for row in batch.revs.to_pylist()] == [("42", "1.2")]
+    assert {sender[1] for sender in batch.senders} == {"42"}
+
+
 def test_an_applications_own_failure_changes_no_outcome() -> None:
     """A parent that failed for another reason says nothing about a stream that was left."""
     body = request({"service.name": "shop"}, {"x": 1})
