@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ from legato_ingest.emitters import BY_NAME, IGNORED
 from legato_ingest.otlp.attributes import Attributes, attribute_map
 from legato_ingest.otlp.batch import Limits
 from legato_ingest.otlp.convert import convert_spans
+from legato_ingest.otlp.emitters import langfuse
 from legato_ingest.otlp.emitters.foreign import Loose, add_ttft, foreign_record
+from legato_ingest.otlp.model import StreamRecord
 
 NOW_NS = 1_795_240_000 * SECOND_NS
 # Scopes by which families recognise their spans.
@@ -124,6 +127,46 @@ def test_a_service_has_one_name_at_all_emitters() -> None:
     batch = convert_spans(body, tenant="", now_ns=NOW_NS, limits=Limits())
     assert [(row["service_name"], row["service_version"]) for row in batch.revs.to_pylist()] == [("42", "1.2")]
     assert {sender[1] for sender in batch.senders} == {"42"}
+
+
+CACHED = {"input_cache_read": 9_900, "output_reasoning": 2_000}
+TIER = {"input_priority": 9_000, "input_priority_cache_read": 1_000, "output_priority": 2_050}
+
+
+@pytest.mark.parametrize(
+    ("usage", "tokens"),
+    [
+        ({"input": 100, "output": 50, "total": 12_050, **CACHED}, (10_000, 2_050)),
+        ({"input": 100, "output": 50, **CACHED}, (10_000, 2_050)),
+        ({"input": 100, "output": 0, "output_reasoning": 2_000}, (100, 2_000)),
+        # Vertex AI: the prompt by modality, less what was cached.
+        ({"input": 0, "output": 7, "input_modality_TEXT": 60, "cached_modality_TEXT": 40, "total": 107}, (100, 7)),
+        # Details that were not taken out.
+        ({"input": 10_000, "output": 2_050, "total": 12_050, **CACHED}, (10_000, 2_050)),
+        # A tier's details repeat all tokens: Python's handler since version 4, and the one before, which takes them out.
+        ({"input": 10_000, "output": 2_050, "total": 12_050, **TIER}, (10_000, 2_050)),
+        ({"input": 10_000, "output": 50, "output_reasoning": 2_000, "total": 12_050, **TIER}, (10_000, 2_050)),
+        ({"input": 0, "output": 0, "total": 12_050, **TIER}, (10_000, 2_050)),
+        # Python's wrapper of OpenAI: chat completions, and the Responses API.
+        ({"prompt_tokens": 10_000, "completion_tokens": 2_050, "prompt_tokens_details": {"cached_tokens": 9_900}}, (10_000, 2_050)),
+        ({"input_tokens": 10_000, "output_tokens": 2_050, "output_tokens_details": {"reasoning_tokens": 9}}, (10_000, 2_050)),
+        ({"input": "7", "output": True, "input_x": [3], "output_y": None}, (None, None)),
+        ({"input": 2**32 - 1, "output": 2, "input_x": 9}, (None, 2)),
+    ],
+)
+def test_langfuse_tokens_are_whole(usage: dict[str, Any], tokens: tuple[int | None, int | None]) -> None:
+    """Langfuse takes the cached and the reasoning tokens out of those of the input and the output; a row counts them."""
+    first = "2026-11-18T15:06:40.300Z"
+    span, attributes = span_of(
+        {
+            "langfuse.observation.type": "generation",
+            "langfuse.observation.completion_start_time": first,
+            "langfuse.observation.usage_details": json.dumps(usage),
+        }
+    )
+    record = langfuse.convert(span, attributes)
+    assert isinstance(record, StreamRecord) and (record.input_tokens, record.output_tokens) == tokens
+    assert record.outcome == ("complete" if tokens[1] else "unknown")
 
 
 def test_an_applications_own_failure_changes_no_outcome() -> None:
