@@ -47,6 +47,7 @@ _EQUAL_MIN, _EVENT_BYTES_MAX = 8, 2**14 - 1
 class ChunkEvents:
     """The chunk events of a span: ``timeline`` (schema/TIMELINE.md), ``first_us`` after the span's start, and how many were dropped.
 
+    ``first_us`` is negative for a first event before the start, which is at the start in the timeline.
     ``kinds_known``: each event says what its chunk carries.
     """
 
@@ -94,7 +95,8 @@ def chunk_events(span: Span, content: Content | None = None, *, streamed: bool |
             kinds[0] = _ROLE
     else:
         kinds, sizes = (np.array(column) for column in zip(*filter(None, carried), strict=True))
-    return ChunkEvents(_packed(times_us, kinds, sizes), int(times_us[0]), len(times_us), dropped, sizes is not None)
+    first_us = (min(int(times_ns[0]), end) - start) // 1000
+    return ChunkEvents(_packed(times_us, kinds, sizes), first_us, len(times_us), dropped, sizes is not None)
 
 
 def _equal_events(span: Span, guess: bool) -> NDArray[np.uint64] | None:

@@ -45,6 +45,8 @@ __all__ = [
 ANY_CHUNK = "ttft_any_chunk"
 # The span of a row with this flag ended before its stream did.
 END_UNKNOWN = "end_unknown"
+# The first chunk of a row with this flag has a time before its span, so TTFT is unknown.
+_BEFORE_START = "ttft_before_start"
 # Values of `gen_ai.operation.name` of spans around requests and beside them: agents, chains, tools, retrieval; `framework` is Spring AI's,
 # the last three are Mastra's.
 OUTER_OPERATIONS = frozenset(
@@ -88,6 +90,8 @@ _LAST_EVENTS = 8
 # A TTFT this close to the duration of a stream of several tokens is the duration: several libraries set it so where they saw no first
 # chunk.
 _SAME_US = 1_000
+# A time of a first chunk may be rounded to ms, and come from another clock than the span's start. An earlier one is wrong.
+_EARLY_US = 2_000
 # A parsed value takes up to 240 bytes.
 _JSON_CHARACTERS_MAX, _JSON_VALUES_MAX = 1_048_576, 32_768
 
@@ -284,12 +288,16 @@ def outcome_of(span: Span, record: StreamRecord) -> str:
 def add_ttft(record: StreamRecord, ttft_us: int | None, *, any_chunk: bool) -> None:
     """Set TTFT, unless it contradicts the span. ``any_chunk``: the first chunk may be a prelude without content.
 
-    A TTFT after the end of the stream is flagged `ttft_after_end`. One that equals the duration of a stream of several tokens is flagged
-    `ttft_is_duration`. In both cases TTFT is unknown.
+    A first chunk before the start is flagged `ttft_before_start`, one after the end of the stream `ttft_after_end`. A TTFT that equals the
+    duration of a stream of several tokens is flagged `ttft_is_duration`. In each case TTFT is unknown.
     """
     if ttft_us is None:
         return
     duration_us = (record.end_ns - record.start_ns) // 1000
+    if ttft_us < -_EARLY_US:
+        record.flags.append(_BEFORE_START)
+        return
+    ttft_us = max(0, ttft_us)
     if ttft_us > duration_us + _SAME_US:
         record.flags.append("ttft_after_end")
     elif END_UNKNOWN not in record.flags and duration_us - ttft_us <= _SAME_US and (record.output_tokens or 0) > 1:
@@ -315,5 +323,8 @@ def add_chunks(record: StreamRecord, events: ChunkEvents | None) -> None:
         record.flags.append("kinds_unknown")
         if events.head_known:
             add_ttft(record, events.first_us, any_chunk=True)
+    elif events.first_us < -_EARLY_US:
+        record.flags.append(_BEFORE_START)
+        record.start_known = False
     if not events.head_known:
         record.flags.append("head_unknown")

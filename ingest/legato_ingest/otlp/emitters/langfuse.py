@@ -50,7 +50,7 @@ def convert(span: Span, attributes: Attributes) -> StreamRecord | Ignored | None
     if isinstance(usage, dict):
         record.input_tokens, record.output_tokens = _tokens(usage)
     record.outcome = outcome_of(span, record)
-    add_ttft(record, max(0, first_us - span.start_time_unix_nano // 1000), any_chunk=True)
+    add_ttft(record, first_us - span.start_time_unix_nano // 1000, any_chunk=True)
     return record
 
 

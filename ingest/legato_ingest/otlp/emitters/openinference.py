@@ -60,7 +60,7 @@ def convert(span: Span, attributes: Attributes) -> StreamRecord | Ignored | None
     record.model = record.model or (plain(model) if isinstance(model, str) else "")
     _end(record, span, loose)
     if first_ns is not None:
-        add_ttft(record, max(0, first_ns - span.start_time_unix_nano) // 1000, any_chunk=True)
+        add_ttft(record, (first_ns - span.start_time_unix_nano) // 1000, any_chunk=True)
     return record
 
 

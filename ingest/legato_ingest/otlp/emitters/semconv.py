@@ -71,17 +71,17 @@ def convert(span: Span, attributes: Attributes) -> StreamRecord | Ignored:
 
 
 def _any_chunk_us(span: Span, loose: Loose) -> int | None:
-    """Return the time to the first chunk of any kind, in µs."""
+    """Return the time to the first chunk of any kind, in µs; negative for a time before the start."""
     for found in (loose.micros(_ANY_CHUNK), loose.micros(_ANY_CHUNK_MS, 1e3)):
         if found is not None:
             return found
     at_ms = object_of(loose.json(_FIRST_IN_JSON)).get("first_token_at")
     at_us = 1000 * at_ms if isinstance(at_ms, int) and 0 < at_ms < _UNIX_MS_MAX else None
-    return None if at_us is None else max(0, at_us - span.start_time_unix_nano // 1000)
+    return None if at_us is None else at_us - span.start_time_unix_nano // 1000
 
 
 def _content_us(span: Span, loose: Loose) -> int | None:
-    """Return the time to the first chunk with content, in µs."""
+    """Return the time to the first chunk with content, in µs; negative for a time before the start."""
     found, start_us = loose.micros(_CONTENT), span.start_time_unix_nano // 1000
     at_us = unix_micros(loose.text(_FIRST_AT))
     if at_us is not None:
@@ -89,7 +89,7 @@ def _content_us(span: Span, loose: Loose) -> int | None:
         at_us = at_us if left_us > _STREAMED_SHARE_MIN * (at_us + left_us - start_us) else None
     else:
         at_us = next((each.time_unix_nano // 1000 for each in span.events if each.name == _FIRST_CONTENT_EVENT), None)
-    return found if found is not None or at_us is None else max(0, at_us - start_us)
+    return found if found is not None or at_us is None else at_us - start_us
 
 
 def _family(attributes: Attributes) -> str:

@@ -94,17 +94,50 @@ def test_the_outcome_claims_no_more_than_the_span_shows(
     ("ttft_us", "tokens", "stored", "flags"),
     [
         (300_000, 40, 300_000, []),
+        (-2_000, 40, 0, []),
+        (-2_001, 40, None, ["ttft_before_start"]),
         (2_100_000, 40, None, ["ttft_after_end"]),
         (2_000_000, 40, None, ["ttft_is_duration"]),
         (2_000_000, 1, 2_000_000, []),
     ],
 )
 def test_a_ttft_that_contradicts_the_span_is_flagged(ttft_us: int, tokens: int, stored: int | None, flags: list[str]) -> None:
-    """It cannot be after the end, and several tokens do not arrive in no time."""
+    """It cannot be before the start or after the end, and several tokens do not arrive in no time. Clocks may differ by 2 ms."""
     span, attributes = span_of({"gen_ai.usage.output_tokens": tokens})
     record = foreign_record(span, attributes, Loose(attributes), "semconv")
     add_ttft(record, ttft_us, any_chunk=False)
     assert (record.ttft_us, record.flags) == (stored, flags)
+
+
+EARLY_NS = NOW_NS - 18_000 * SECOND_NS
+EARLY = "2026-11-18T10:00:00Z"
+
+
+@pytest.mark.parametrize(
+    ("scope", "attributes", "events"),
+    [
+        ("langfuse-sdk", {"langfuse.observation.type": "generation", "langfuse.observation.completion_start_time": EARLY}, {}),
+        ("openinference.mine", {"openinference.span.kind": "LLM", "llm.model_name": "m"}, {"First Token Stream Event": 1}),
+        ("mine", {"langwatch.timestamps": json.dumps({"first_token_at": EARLY_NS // 1_000_000})}, {}),
+        ("mine", {"mastra.completion_start_time": EARLY}, {}),
+        ("agentops", {}, {"first_token_received": 1}),
+        ("mine", {"gen_ai.request.stream": True}, {"gen_ai.chunk": 3}),
+        ("mlflow.tracing.provider", {"mlflow.spanType": "LLM"}, {"mlflow.chunk.item": 3}),
+    ],
+)
+def test_a_first_chunk_before_the_start_has_no_ttft(scope: str, attributes: dict[str, Any], events: dict[str, int]) -> None:
+    """A clock that is hours behind gives no TTFT of 0, and the row stays."""
+    body = request({"service.name": "shop"}, {"x": 1})
+    scope_of(body).scope.name = scope
+    span, _ = span_of({"gen_ai.request.model": "m", **attributes})
+    for name, count in events.items():
+        for each in range(count):
+            event = span.events.add(name=name, time_unix_nano=EARLY_NS + each)
+            if scope.startswith("mlflow"):
+                event.attributes.add(key="mlflow.chunk.value", value=any_value('{"choices": [{"delta": {"content": "a"}}]}'))
+    scope_of(body).spans.append(span)
+    (row,) = convert_spans(body, tenant="", now_ns=NOW_NS, limits=Limits()).revs.to_pylist()
+    assert (row["ttft_us"], row["ttfo_us"], "ttft_before_start" in row["flags"]) == (None, None, True)
 
 
 def test_texts_out_of_json_can_be_stored() -> None:
