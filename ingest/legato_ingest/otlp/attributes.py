@@ -1,7 +1,9 @@
 """Typed access to the attributes of a span.
 
-An attribute with the wrong type or an impossible value raises ``AttributeFault``; an absent attribute is unknown. A key is looked up on the
-span, then on its scope, then on its resource. The module depends on no convention: the emitters' modules pass the keys.
+A key is looked up on the span, then on its scope, then on its resource. An absent attribute is unknown. One of the span itself with the
+wrong type or an impossible value raises ``AttributeFault``. One of the scope or the resource is read as what it may stand for, else it is
+unknown: users and Collectors set these, as texts in an environment variable or as numbers in YAML, and each would reject every span of a
+process. The module depends on no convention: the emitters' modules pass the keys.
 """
 
 from __future__ import annotations
@@ -9,15 +11,17 @@ from __future__ import annotations
 import base64
 import binascii
 import math
+import re
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
-__all__ = ["AttributeFault", "Attributes", "attribute_map", "outer_map"]
+__all__ = ["AttributeFault", "Attributes", "attribute_map", "number_text", "outer_map"]
 
 _INT_MAX = 2**63 - 1
+_INTEGER = re.compile(r"-?[0-9]{1,19}")
 TEXT_CHARACTERS_MAX = 1024
 # Each row of a foreign span has a copy of the version of its scope.
 _SCOPE_CHARACTERS_MAX = 256
@@ -38,6 +42,14 @@ def attribute_map(attributes: Iterable[KeyValue]) -> dict[str, AnyValue]:
 def outer_map(scope: dict[str, AnyValue], resource: dict[str, AnyValue]) -> Mapping[str, AnyValue]:
     """Return the attributes outside spans: those of a scope override those of its resource. Many of them are not copied."""
     return {**resource, **scope} if len(scope) + len(resource) <= _MERGED_MAX else ChainMap(scope, resource)
+
+
+def number_text(value: AnyValue) -> str:
+    """Return the text of a number, such as a version without quotes in YAML; empty for any other value."""
+    which = value.WhichOneof("value")
+    if which == "double_value" and math.isfinite(value.double_value):
+        return str(value.double_value)
+    return str(value.int_value) if which == "int_value" else ""
 
 
 def _chained(own: Mapping[str, AnyValue], outer: Mapping[str, AnyValue]) -> Callable[[str], AnyValue | None]:
@@ -65,7 +77,8 @@ class Attributes:
         if value is None:
             return ""
         if value.WhichOneof("value") != "string_value":
-            raise _wrong(key, value, "a string")
+            self._refuse(key, _wrong(key, value, "a string"))
+            return number_text(value)
         text: str = value.string_value
         return text if len(text) <= TEXT_CHARACTERS_MAX else text[:TEXT_CHARACTERS_MAX]
 
@@ -78,7 +91,8 @@ class Attributes:
         if not items:
             return ""
         if items[0].WhichOneof("value") != "string_value":
-            raise _wrong(key, items[0], "an array of strings")
+            self._refuse(key, _wrong(key, items[0], "an array of strings"))
+            return number_text(items[0])
         text: str = items[0].string_value
         return text[:TEXT_CHARACTERS_MAX]
 
@@ -87,11 +101,14 @@ class Attributes:
         value = self.get(key)
         if value is None:
             return None
+        number: int | None = value.int_value
         if value.WhichOneof("value") != "int_value":
-            raise _wrong(key, value, "an integer")
-        if not 0 <= value.int_value <= most:
-            raise AttributeFault(f"{key}: an integer outside 0 to {most}")
-        return value.int_value
+            self._refuse(key, _wrong(key, value, "an integer"))
+            number = _whole(value.string_value)
+        if number is not None and not 0 <= number <= most:
+            self._refuse(key, AttributeFault(f"{key}: an integer outside 0 to {most}"))
+            return None
+        return number
 
     def texts(self, key: str) -> list[str]:
         """Return an array of strings, each cut to 1,024 characters; empty when absent."""
@@ -101,18 +118,19 @@ class Attributes:
         """Return an array of integers from 0 to ``most``; empty when absent."""
         values: list[int] = self._array(key, "int_value", "an array of integers")
         if values and not 0 <= min(values) <= max(values) <= most:
-            raise AttributeFault(f"{key}: an integer outside 0 to {most}")
+            self._refuse(key, AttributeFault(f"{key}: an integer outside 0 to {most}"))
+            return []
         return values
 
     def _array(self, key: str, which: str, expected: str) -> list[Any]:
         value = self.get(key)
         if value is None:
             return []
-        if value.WhichOneof("value") != "array_value":
-            raise _wrong(key, value, expected)
-        for item in value.array_value.values:
-            if item.WhichOneof("value") != which:
-                raise _wrong(key, item, expected)
+        wrong = value if value.WhichOneof("value") != "array_value" else None
+        wrong = wrong or next((item for item in value.array_value.values if item.WhichOneof("value") != which), None)
+        if wrong is not None:
+            self._refuse(key, _wrong(key, wrong, expected))
+            return []
         return [getattr(item, which) for item in value.array_value.values]
 
     def flag(self, key: str) -> bool:
@@ -121,7 +139,8 @@ class Attributes:
         if value is None:
             return False
         if value.WhichOneof("value") != "bool_value":
-            raise _wrong(key, value, "a boolean")
+            self._refuse(key, _wrong(key, value, "a boolean"))
+            return value.string_value.lower() == "true"
         return value.bool_value
 
     def micros(self, key: str) -> int | None:
@@ -131,10 +150,12 @@ class Attributes:
             return None
         which = value.WhichOneof("value")
         if which not in ("double_value", "int_value"):
-            raise _wrong(key, value, "a number of seconds")
+            self._refuse(key, _wrong(key, value, "a number of seconds"))
+            return None
         seconds = value.double_value if which == "double_value" else float(value.int_value)
         if not (math.isfinite(seconds) and 0 <= seconds < 1e9):
-            raise AttributeFault(f"{key}: a number of seconds that is negative, infinite, at least 1e9 or not a number")
+            self._refuse(key, AttributeFault(f"{key}: a number of seconds that is negative, infinite, at least 1e9 or not a number"))
+            return None
         return round(seconds * 1e6)
 
     def packed(self, key: str) -> bytes | None:
@@ -145,12 +166,24 @@ class Attributes:
         which = value.WhichOneof("value")
         if which == "bytes_value":
             return value.bytes_value
-        if which != "string_value":
-            raise _wrong(key, value, "bytes, or base64 in a string")
-        try:
-            return base64.b64decode(value.string_value, validate=True)
-        except (binascii.Error, ValueError):
-            raise AttributeFault(f"{key}: a string that is not base64") from None
+        fault = _wrong(key, value, "bytes, or base64 in a string")
+        if which == "string_value":
+            try:
+                return base64.b64decode(value.string_value, validate=True)
+            except (binascii.Error, ValueError):
+                fault = AttributeFault(f"{key}: a string that is not base64")
+        self._refuse(key, fault)
+        return None
+
+    def _refuse(self, key: str, fault: AttributeFault) -> None:
+        """Raise for an attribute of the span itself."""
+        if key in self.own:
+            raise fault
+
+
+def _whole(text: str) -> int | None:
+    """Return an integer that was sent as a text; None for any other text."""
+    return int(text) if _INTEGER.fullmatch(text) else None
 
 
 def _wrong(key: str, value: AnyValue, expected: str) -> AttributeFault:

@@ -18,7 +18,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationSc
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from legato_ingest.columns import NS_MAX
-from legato_ingest.otlp.attributes import AttributeFault, Attributes, attribute_map, outer_map
+from legato_ingest.otlp.attributes import AttributeFault, Attributes, attribute_map, number_text, outer_map
 from legato_ingest.otlp.batch import Limits, Rejection
 from legato_ingest.otlp.budget import Budget, OverBudget, TooMany
 from legato_ingest.otlp.checks import AnyRecord, Invalid, check
@@ -200,9 +200,9 @@ def _sender(attributes: Attributes, emitter: str, reason: str) -> Sender:
 
 
 def _name(attributes: Attributes, key: str) -> str:
-    """Return a text of any span, also of one that is rejected; empty for a value of another type."""
+    """Return a text or a number of any span, also of one that is rejected; empty for a value of another type."""
     value = attributes.get(key)
-    return value.string_value[:_NAME_CHARACTERS_MAX] if value is not None else ""
+    return (value.string_value[:_NAME_CHARACTERS_MAX] or number_text(value)) if value is not None else ""
 
 
 def _convert(span: Span, attributes: Attributes) -> AnyRecord | Ignored:

@@ -91,6 +91,42 @@ def test_a_fault_names_key_and_type(kind: str, value: Any, message: str) -> None
     assert str(error.value).startswith(message) and "secret" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("kind", "value", "expected"),
+    [
+        ("text", 4, "4"),
+        ("text", 1.2, "1.2"),
+        ("text", math.nan, ""),
+        ("text", True, ""),
+        ("text", ["a"], ""),
+        ("first_text", [4], "4"),
+        ("first_text", 7, "7"),
+        ("count", "8080", 8080),
+        ("count", "-1", None),
+        ("count", "secret", None),
+        ("count", "9" * 5_000, None),
+        ("count", 1.5, None),
+        ("small count", "10", None),
+        ("small count", 10, None),
+        ("texts", ["a", 4], []),
+        ("texts", "secret", []),
+        ("counts", [10], []),
+        ("flag", "True", True),
+        ("flag", "secret", False),
+        ("flag", 1, False),
+        ("micros", "secret", None),
+        ("micros", -0.5, None),
+        ("packed", "not secret!", None),
+        ("packed", 4, None),
+    ],
+)
+def test_values_of_scope_and_resource_refuse_nothing(kind: str, value: Any, expected: Any) -> None:
+    """Users and Collectors set them, and each of them belongs to all spans of a process. The span's own are read strictly."""
+    assert GET[kind](Attributes({}, {"k": any_value(value)})) == expected
+    with pytest.raises(AttributeFault):
+        GET[kind](Attributes({"k": any_value(value)}, {}))
+
+
 def test_attributes_of_the_span_override_outer_ones() -> None:
     """Those of scope and resource are found by `get` only. Of equal keys the last counts."""
     found = Attributes({"a": any_value("span")}, {"a": any_value("resource"), "b": any_value("resource")})

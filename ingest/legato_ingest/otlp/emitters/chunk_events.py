@@ -22,10 +22,12 @@ from legato_ingest.definitions import TEXT
 __all__ = ["ChunkEvents", "Content", "chunk_events"]
 
 # Names that stand for a chunk wherever they occur: OpenLLMetry since 0.5 and before, Mellea, the token events of a proposal to the
-# conventions.
+# conventions, MLflow.
 _KNOWN = frozenset(
-    ("gen_ai.content.completion.chunk", "llm.content.completion.chunk", "chunk_processed", "gen_ai.token.generated", "gen_ai.chunk")
-)
+    ("gen_ai.content.completion.chunk", "llm.content.completion.chunk", "chunk_processed", "gen_ai.token.generated", "gen_ai.chunk",
+     "mlflow.chunk.item")
+)  # fmt: skip
+# Other names are guesses, right only where the span says that it streamed: retrieved chunks and refreshed tokens are events, too.
 _CHUNK_WORD = re.compile(r"(?:^|[^a-z])(?:chunk|token|delta)s?(?:$|[^a-z])", re.IGNORECASE)
 # An event of one of these names occurs once a stream: it marks a single moment.
 _MOMENT_WORD = re.compile(r"first|last|final|start|end|finish|usage|message|exception|error|tool", re.IGNORECASE)
@@ -45,6 +47,7 @@ _EQUAL_MIN, _EVENT_BYTES_MAX = 8, 2**14 - 1
 class ChunkEvents:
     """The chunk events of a span: ``timeline`` (schema/TIMELINE.md), ``first_us`` after the span's start, and how many were dropped.
 
+    ``first_us`` is negative for a first event before the start, which is at the start in the timeline.
     ``kinds_known``: each event says what its chunk carries.
     """
 
@@ -64,16 +67,19 @@ Content = Callable[[Span.Event], tuple[int, int] | None]
 """Returns the kind of an event's chunk and the bytes of its content (schema/TIMELINE.md); None where the event does not say."""
 
 
-def chunk_events(span: Span, content: Content | None = None) -> ChunkEvents | None:
+def chunk_events(span: Span, content: Content | None = None, *, streamed: bool | None) -> ChunkEvents | None:
     """Return the chunk events of a span; None if it has fewer than two.
+
+    ``streamed``: whether the span says that its response was streamed. Events of any name may be chunks only if it does; otherwise they
+    need a name that stands for nothing else.
 
     Times that run backwards, before the start or past the end of the span are moved to the nearest possible time: the clock of the emitter
     was set while it recorded.
     """
-    times_ns = _equal_events(span) if content is None else None
+    times_ns = _equal_events(span, bool(streamed)) if content is None else None
     found: list[Span.Event] = []
     if times_ns is None:
-        found = _found(span)
+        found = _found(span, bool(streamed))
         times_ns = np.fromiter([event.time_unix_nano for event in found], np.uint64, len(found))
     if len(times_ns) < 2:
         return None
@@ -89,17 +95,18 @@ def chunk_events(span: Span, content: Content | None = None) -> ChunkEvents | No
             kinds[0] = _ROLE
     else:
         kinds, sizes = (np.array(column) for column in zip(*filter(None, carried), strict=True))
-    return ChunkEvents(_packed(times_us, kinds, sizes), int(times_us[0]), len(times_us), dropped, sizes is not None)
+    first_us = (min(int(times_ns[0]), end) - start) // 1000
+    return ChunkEvents(_packed(times_us, kinds, sizes), first_us, len(times_us), dropped, sizes is not None)
 
 
-def _equal_events(span: Span) -> NDArray[np.uint64] | None:
+def _equal_events(span: Span, guess: bool) -> NDArray[np.uint64] | None:
     """Return the times (ns) of events that are equal but for their times; None if some differ or their name stands for no chunk.
 
     Their bytes in the span's message follow each other in equal steps, so no event becomes a Python object: 20 times faster. The bytes
     are compared, so the order in which a serializer writes fields does not matter.
     """
     count = len(span.events)
-    if count < _EQUAL_MIN or not _chunk_name([_unnumbered(span.events[0].name)] * count):
+    if count < _EQUAL_MIN or not _chunk_name([_unnumbered(span.events[0].name)] * count, guess):
         return None
     first = span.events[0].SerializeToString()
     # Field 1, the time, as eight bytes; without a time the event has no such field.
@@ -118,13 +125,13 @@ def _equal_events(span: Span) -> NDArray[np.uint64] | None:
     return times_ns if events == events[:step] * count else None
 
 
-def _found(span: Span) -> list[Span.Event]:
+def _found(span: Span, guess: bool) -> list[Span.Event]:
     """Return the events that stand for chunks."""
     given = [event.name for event in span.events]
     # Most spans have one name for all events.
     unnumbered = {name: _unnumbered(name) for name in set(given)}
     names = list(map(unnumbered.__getitem__, given))
-    name = _chunk_name(names)
+    name = _chunk_name(names, guess)
     return [event for event, each in zip(span.events, names, strict=True) if each == name] if name else []
 
 
@@ -135,12 +142,14 @@ def _unnumbered(name: str) -> str:
     return base[:-1] if base != name and base[-1:] in (".", "_", "-") else base
 
 
-def _chunk_name(names: Sequence[str]) -> str:
-    """Return the name of the events that stand for chunks; empty if there is none."""
+def _chunk_name(names: Sequence[str], guess: bool) -> str:
+    """Return the name of the events that stand for chunks; empty if there is none. ``guess``: also by words and frequency."""
     counts = Counter(names)
     for name in _KNOWN:
         if counts[name]:
             return name
+    if not guess:
+        return ""
     repeated = [(count, name) for name, count in counts.items() if count > 1 and not _MOMENT_WORD.search(name)]
     worded = [each for each in repeated if _CHUNK_WORD.search(each[1])]
     count, name = max(worded or repeated, default=(0, ""))

@@ -18,7 +18,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from legato_ingest.definitions import UNKNOWN_OUTCOME
-from legato_ingest.otlp.attributes import TEXT_CHARACTERS_MAX, Attributes, attribute_map
+from legato_ingest.otlp.attributes import TEXT_CHARACTERS_MAX, Attributes, attribute_map, number_text
 from legato_ingest.otlp.emitters.chunk_events import ChunkEvents
 from legato_ingest.otlp.emitters.common import PORT_MAX, UINT32_MAX
 from legato_ingest.otlp.emitters.spellings import error_name, finish_name, host_of, port_of, provider_name, said_of
@@ -38,12 +38,15 @@ __all__ = [
     "object_of",
     "outcome_of",
     "plain",
+    "streamed_of",
 ]
 
 # TTFT of a row with this flag is the time to the first chunk, which may be a prelude without content.
 ANY_CHUNK = "ttft_any_chunk"
 # The span of a row with this flag ended before its stream did.
 END_UNKNOWN = "end_unknown"
+# The first chunk of a row with this flag has a time before its span, so TTFT is unknown.
+_BEFORE_START = "ttft_before_start"
 # Values of `gen_ai.operation.name` of spans around requests and beside them: agents, chains, tools, retrieval; `framework` is Spring AI's,
 # the last three are Mastra's.
 OUTER_OPERATIONS = frozenset(
@@ -56,6 +59,12 @@ GENAI_SCOPES = (
     "opentelemetry.util.genai", "opentelemetry.instrumentation.botocore",
 )  # fmt: skip
 
+_STREAMED = (
+    "gen_ai.request.stream", "gen_ai.request.is_stream", "gen_ai.request.streaming", "gen_ai.is_streaming", "llm.is_streaming",
+    "langsmith.request.streaming",
+)  # fmt: skip
+# The methods of AWS Bedrock that stream nothing.
+_UNARY = ("Converse", "InvokeModel")
 _MODEL = ("gen_ai.request.model", "llm.request.model", "llm.request.model_name", "llm.model_name", "langfuse.observation.model.name",
           "ai.model.id", "model")  # fmt: skip
 _RESPONSE_MODEL = ("gen_ai.response.model", "llm.response.model", "llm.response.model_name", "ai.response.model")
@@ -87,6 +96,9 @@ _ANSWERED = re.compile(
     r"RateLimit|ServerError|StatusError|CallError|Unavailable|Overloaded|BadRequest|Denied|(?:(?:code|status)\W{0,3}|^)(?:4(?!99)|5)\d\d\b",
     re.IGNORECASE | re.MULTILINE,
 )
+# Texts of lists that are not JSON: Python's, and those that were cut.
+_LIST = re.compile(r"""\[\s*[\["'{]""")
+_FIRST_TEXT = re.compile(r"""\[\s*(["'])([^"'\\]*)\1""")
 # An error type of the conventions that names no error.
 _OTHER = "_OTHER"
 _ERROR_TYPE = "error.type"
@@ -94,6 +106,8 @@ _LAST_EVENTS = 8
 # A TTFT this close to the duration of a stream of several tokens is the duration: several libraries set it so where they saw no first
 # chunk.
 _SAME_US = 1_000
+# A time of a first chunk may be rounded to ms, and come from another clock than the span's start. An earlier one is wrong.
+_EARLY_US = 2_000
 # A parsed value takes up to 240 bytes.
 _JSON_CHARACTERS_MAX, _JSON_VALUES_MAX = 1_048_576, 32_768
 
@@ -113,6 +127,11 @@ class Loose:
                 if text:
                     return text
         return ""
+
+    def label(self, key: str) -> str:
+        """Return a text, or that of a number, as the rows of Legato's own emitters have it: rows of one response have one service."""
+        value = self._get(key)
+        return self.text(key) or (number_text(value) if value is not None else "")
 
     def count(self, *keys: str, most: int = UINT32_MAX) -> int | None:
         """Return the first whole number from 0 to ``most``, which may be sent as a double or as digits in a text."""
@@ -195,14 +214,31 @@ def plain(text: str) -> str:
 
 
 def _unquoted(text: str) -> str:
-    """Return the text in a JSON string, or the first text of a JSON array of texts; any other text as it is."""
+    """Return the text in a JSON string, or the first text of a list in JSON or in Python's notation; any other text as it is.
+
+    Of an object in a list its type counts: SGLang's finish reasons are objects. A list without such a text is unknown.
+    """
     try:
         inner = json.loads(text)
     except (ValueError, RecursionError):
-        return text
-    if isinstance(inner, list):
-        inner = inner[0] if inner else ""
-    return plain(inner) if isinstance(inner, str) else text
+        if not _LIST.match(text):
+            return text
+        found = _FIRST_TEXT.match(text)
+        return found[2] if found else ""
+    if not isinstance(inner, list):
+        return plain(inner) if isinstance(inner, str) else text
+    inner = inner[0] if inner else ""
+    if isinstance(inner, dict):
+        inner = inner.get("finish_reason") or inner.get("type")
+    return plain(inner) if isinstance(inner, str) else ""
+
+
+def streamed_of(loose: Loose) -> bool | None:
+    """Return whether the response was streamed, by a flag or by the method of a remote call (`ConverseStream`); None where neither says."""
+    streamed, method = loose.flag(*_STREAMED), loose.text("rpc.method").rpartition("/")[2]
+    if streamed is None and (method in _UNARY or method.startswith("Stream") or method.endswith("Stream")):
+        return method not in _UNARY
+    return streamed
 
 
 def foreign_record(span: Span, attributes: Attributes, loose: Loose, family: str) -> StreamRecord:
@@ -217,8 +253,8 @@ def foreign_record(span: Span, attributes: Attributes, loose: Loose, family: str
         otlp_bytes=span.ByteSize(),
         emitter=f"{family}/{attributes.scope_version}" if attributes.scope_version else family,
         vantage="server" if span.kind == Span.SPAN_KIND_SERVER else "client",
-        service_name=loose.text("service.name"),
-        service_version=loose.text("service.version"),
+        service_name=loose.label("service.name"),
+        service_version=loose.label("service.version"),
         provider=provider_name(loose.text(*_PROVIDER)),
         model=loose.text(*_MODEL),
         response_model=loose.text(*_RESPONSE_MODEL),
@@ -288,12 +324,16 @@ def outcome_of(span: Span, record: StreamRecord) -> str:
 def add_ttft(record: StreamRecord, ttft_us: int | None, *, any_chunk: bool) -> None:
     """Set TTFT, unless it contradicts the span. ``any_chunk``: the first chunk may be a prelude without content.
 
-    A TTFT after the end of the stream is flagged `ttft_after_end`. One that equals the duration of a stream of several tokens is flagged
-    `ttft_is_duration`. In both cases TTFT is unknown.
+    A first chunk before the start is flagged `ttft_before_start`, one after the end of the stream `ttft_after_end`. A TTFT that equals the
+    duration of a stream of several tokens is flagged `ttft_is_duration`. In each case TTFT is unknown.
     """
     if ttft_us is None:
         return
     duration_us = (record.end_ns - record.start_ns) // 1000
+    if ttft_us < -_EARLY_US:
+        record.flags.append(_BEFORE_START)
+        return
+    ttft_us = max(0, ttft_us)
     if ttft_us > duration_us + _SAME_US:
         record.flags.append("ttft_after_end")
     elif END_UNKNOWN not in record.flags and duration_us - ttft_us <= _SAME_US and (record.output_tokens or 0) > 1:
@@ -319,5 +359,8 @@ def add_chunks(record: StreamRecord, events: ChunkEvents | None) -> None:
         record.flags.append("kinds_unknown")
         if events.head_known:
             add_ttft(record, events.first_us, any_chunk=True)
+    elif events.first_us < -_EARLY_US:
+        record.flags.append(_BEFORE_START)
+        record.start_known = False
     if not events.head_known:
         record.flags.append("head_unknown")

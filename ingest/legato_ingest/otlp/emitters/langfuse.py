@@ -1,7 +1,8 @@
 """Observations of Langfuse's SDKs (Python and JavaScript) of the type generation.
 
 The start of the completion is the time of the first chunk, which may be the role; only streamed responses have it. Usage and finish reason
-are JSON texts. Chat completions have no response id. A stream that was left early and one that broke look alike: no status, no finish
+are JSON texts. Langfuse takes cached, reasoning and other kinds of tokens out of `input` and `output`, and sends them beside these; a row
+has their sum. Chat completions have no response id. A stream that was left early and one that broke look alike: no status, no finish
 reason.
 """
 
@@ -23,6 +24,12 @@ _USAGE = "langfuse.observation.usage_details"
 # Of chat completions, and of the Responses API, which also has the response's id.
 _FINISH = ("langfuse.observation.metadata.finish_reason", "langfuse.observation.metadata.status")
 _ID = "langfuse.observation.metadata.id"
+# What the LangChain handlers and JavaScript's wrapper of OpenAI take out of `input` and `output`; `cached_modality_` is Vertex AI's. The
+# wrapper of OpenAI in Python has `prompt_tokens` or `input_tokens` instead, which are whole, and its details are objects.
+_INPUT, _OUTPUT = ("input_", "cached_modality_"), ("output_",)
+_WHOLE = ("input_tokens", "output_tokens")
+# All tokens of a request with OpenAI's service tier, once more; since version 4, Python's handler does not take them out.
+_TIER = ("input_priority", "output_priority")
 
 
 def convert(span: Span, attributes: Attributes) -> StreamRecord | Ignored | None:
@@ -41,11 +48,34 @@ def convert(span: Span, attributes: Attributes) -> StreamRecord | Ignored | None
     record.response_id = record.response_id or loose.text(_ID)
     usage = loose.json(_USAGE)
     if isinstance(usage, dict):
-        record.input_tokens = _count(usage, "input", "prompt_tokens", "input_tokens")
-        record.output_tokens = _count(usage, "output", "completion_tokens", "output_tokens")
+        record.input_tokens, record.output_tokens = _tokens(usage)
     record.outcome = outcome_of(span, record)
-    add_ttft(record, max(0, first_us - span.start_time_unix_nano // 1000), any_chunk=True)
+    add_ttft(record, first_us - span.start_time_unix_nano // 1000, any_chunk=True)
     return record
+
+
+def _tokens(usage: dict[str, object]) -> tuple[int | None, int | None]:
+    """Return the tokens of the input and of the output, with the details that were taken out of them.
+
+    Where the usage has a total, it shows which these are: without a tier's, all, or none, for usage that an application made itself.
+    """
+    details = {key: number for key, value in usage.items() if key not in _WHOLE and (number := count_of(value)) is not None}
+    without_tier = {key: number for key, number in details.items() if not key.startswith(_TIER)}
+    found = [
+        (_sum(usage, "input", _INPUT, each), _sum(usage, "output", _OUTPUT, each)) for each in (without_tier, details, dict[str, int]())
+    ]
+    total = count_of(usage.get("total"))
+    whole = next((each for each in found if None not in each and sum(filter(None, each)) == total), found[0])
+    return (
+        _count(usage, "prompt_tokens", "input_tokens") if whole[0] is None else whole[0],
+        _count(usage, "completion_tokens", "output_tokens") if whole[1] is None else whole[1],
+    )
+
+
+def _sum(usage: dict[str, object], key: str, prefixes: tuple[str, ...], details: dict[str, int]) -> int | None:
+    """Return a number of tokens and its details; None without the number."""
+    number = count_of(usage.get(key))
+    return None if number is None else count_of(number + sum(each for name, each in details.items() if name.startswith(prefixes)))
 
 
 def _count(usage: dict[str, object], *keys: str) -> int | None:

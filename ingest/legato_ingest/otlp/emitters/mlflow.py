@@ -39,8 +39,9 @@ def convert(span: Span, attributes: Attributes) -> StreamRecord | Ignored | None
         return Ignored("outer span", _FAMILY)
     record = foreign_record(span, attributes, loose, _FAMILY)
     record.model = loose.text("mlflow.llm.model", "model")
-    events = chunk_events(span, content_of)
-    if events is None and not loose.flag("stream"):
+    streamed = loose.flag("stream")
+    events = chunk_events(span, content_of, streamed=streamed)
+    if events is None and not streamed:
         return Ignored("not streamed", _FAMILY)
     add_chunks(record, events)
     _add_response(record, span, loose)

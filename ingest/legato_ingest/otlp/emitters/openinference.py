@@ -17,7 +17,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from legato_ingest.otlp.attributes import Attributes
 from legato_ingest.otlp.emitters.chunk_events import chunk_events
-from legato_ingest.otlp.emitters.foreign import END_UNKNOWN, Loose, add_ttft, foreign_record, object_of, plain
+from legato_ingest.otlp.emitters.foreign import END_UNKNOWN, Loose, add_ttft, foreign_record, object_of, plain, streamed_of
 from legato_ingest.otlp.emitters.spellings import names_a_stream
 from legato_ingest.otlp.model import Ignored, StreamRecord
 
@@ -48,7 +48,7 @@ def convert(span: Span, attributes: Attributes) -> StreamRecord | Ignored | None
         return Ignored("outer span" if kind in ("CHAIN", "AGENT") else "no LLM call", _FAMILY)
     if not any(key.startswith("llm.") for key in attributes.own):
         return Ignored("no LLM call", _FAMILY) if is_own else None
-    if not is_own and chunk_events(span) is not None:
+    if not is_own and chunk_events(span, streamed=streamed_of(loose)) is not None:
         return None
     first_ns = next((event.time_unix_nano for event in span.events if event.name == _FIRST), None)
     parameters = object_of(loose.json("llm.invocation_parameters"))
@@ -62,7 +62,7 @@ def convert(span: Span, attributes: Attributes) -> StreamRecord | Ignored | None
     _name_models(record, loose, parameters.get("model"))
     _end(record, span, loose)
     if first_ns is not None:
-        add_ttft(record, max(0, first_ns - span.start_time_unix_nano) // 1000, any_chunk=True)
+        add_ttft(record, (first_ns - span.start_time_unix_nano) // 1000, any_chunk=True)
     return record
 
 

@@ -33,5 +33,5 @@ def convert(span: Span, attributes: Attributes) -> StreamRecord | Ignored | None
     if not streamed:
         return Ignored("streaming unknown" if streamed is None else "not streamed", _FAMILY)
     record = foreign_record(span, attributes, loose, _FAMILY)
-    add_chunks(record, chunk_events(span))
+    add_chunks(record, chunk_events(span, streamed=streamed))
     return record

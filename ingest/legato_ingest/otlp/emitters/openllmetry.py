@@ -42,9 +42,11 @@ def convert(span: Span, attributes: Attributes) -> StreamRecord | Ignored | None
     if _OUTER in attributes.own or loose.text("gen_ai.operation.name") in OUTER_OPERATIONS:
         return Ignored("outer span", _FAMILY)
     streamed = loose.flag(*_STREAMED)
-    events = chunk_events(span)
-    if not streamed and events is None:
-        return Ignored("streaming unknown" if streamed is None else "not streamed", _FAMILY)
+    if streamed is False:
+        return Ignored("not streamed", _FAMILY)
+    events = chunk_events(span, streamed=streamed)
+    if streamed is None and events is None:
+        return Ignored("streaming unknown", _FAMILY)
     record = foreign_record(span, attributes, loose, _FAMILY)
     add_chunks(record, events)
     return record

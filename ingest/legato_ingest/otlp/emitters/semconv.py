@@ -1,5 +1,5 @@
 """Spans by the OpenTelemetry GenAI semantic conventions, and any other LLM span with an event a chunk. The last family: it decides on all
-spans that no other family knows.
+spans that no other family knows. A span that says that its response was not streamed is believed, whatever times and events it has.
 
 They can carry the model, the token usage, how the response ended, and the time to the first chunk. ``gen_ai.response.time_to_first_chunk``
 counts a chunk of any kind, a role prelude included, so its TTFT has the flag ``ttft_any_chunk``. Spans without chunk events have no gaps:
@@ -13,7 +13,16 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from legato_ingest.otlp.attributes import Attributes
 from legato_ingest.otlp.emitters.chunk_events import chunk_events
-from legato_ingest.otlp.emitters.foreign import GENAI_SCOPES, OUTER_OPERATIONS, Loose, add_chunks, add_ttft, foreign_record, object_of
+from legato_ingest.otlp.emitters.foreign import (
+    GENAI_SCOPES,
+    OUTER_OPERATIONS,
+    Loose,
+    add_chunks,
+    add_ttft,
+    foreign_record,
+    object_of,
+    streamed_of,
+)
 from legato_ingest.otlp.emitters.spellings import unix_micros
 from legato_ingest.otlp.model import Ignored, StreamRecord
 
@@ -21,12 +30,6 @@ __all__ = ["convert"]
 
 _ANY = "semconv"
 _LIBRARIES = (*GENAI_SCOPES, "opentelemetry.instrumentation.", "@opentelemetry/instrumentation-")
-_STREAMED = (
-    "gen_ai.request.stream", "gen_ai.request.is_stream", "gen_ai.request.streaming", "gen_ai.is_streaming", "llm.is_streaming",
-    "langsmith.request.streaming",
-)  # fmt: skip
-# The methods of AWS Bedrock that stream nothing.
-_UNARY = ("Converse", "InvokeModel")
 # Seconds to the first chunk of any kind, and to the first chunk with content.
 _ANY_CHUNK = "gen_ai.response.time_to_first_chunk"
 _CONTENT = "gen_ai.client.operation.time_to_first_chunk"
@@ -51,11 +54,12 @@ def convert(span: Span, attributes: Attributes) -> StreamRecord | Ignored:
         return Ignored("streaming unknown" if loose.text(_GENKIT) == "model" else "no LLM call")
     if loose.text("gen_ai.operation.name") in OUTER_OPERATIONS:
         return Ignored("outer span")
-    any_chunk_us, content_us = _any_chunk_us(span, loose), _content_us(span, loose)
-    streamed, events, family = _streamed(loose), chunk_events(span), _family(attributes)
-    has_times = any_chunk_us is not None or content_us is not None or events is not None
-    if not has_times and not streamed:
-        return Ignored("streaming unknown" if streamed is None else "not streamed", family if streamed is None else "")
+    streamed, family = streamed_of(loose), _family(attributes)
+    if streamed is False:
+        return Ignored("not streamed")
+    any_chunk_us, content_us, events = _any_chunk_us(span, loose), _content_us(span, loose), chunk_events(span, streamed=streamed)
+    if streamed is None and any_chunk_us is None and content_us is None and events is None:
+        return Ignored("streaming unknown", family)
     record = foreign_record(span, attributes, loose, family)
     if family == _ANY:
         record.emitter = f"{_ANY}/{attributes.scope} {attributes.scope_version}".rstrip(" /")
@@ -67,17 +71,17 @@ def convert(span: Span, attributes: Attributes) -> StreamRecord | Ignored:
 
 
 def _any_chunk_us(span: Span, loose: Loose) -> int | None:
-    """Return the time to the first chunk of any kind, in µs."""
+    """Return the time to the first chunk of any kind, in µs; negative for a time before the start."""
     for found in (loose.micros(_ANY_CHUNK), loose.micros(_ANY_CHUNK_MS, 1e3)):
         if found is not None:
             return found
     at_ms = object_of(loose.json(_FIRST_IN_JSON)).get("first_token_at")
     at_us = 1000 * at_ms if isinstance(at_ms, int) and 0 < at_ms < _UNIX_MS_MAX else None
-    return None if at_us is None else max(0, at_us - span.start_time_unix_nano // 1000)
+    return None if at_us is None else at_us - span.start_time_unix_nano // 1000
 
 
 def _content_us(span: Span, loose: Loose) -> int | None:
-    """Return the time to the first chunk with content, in µs."""
+    """Return the time to the first chunk with content, in µs; negative for a time before the start."""
     found, start_us = loose.micros(_CONTENT), span.start_time_unix_nano // 1000
     at_us = unix_micros(loose.text(_FIRST_AT))
     if at_us is not None:
@@ -85,15 +89,7 @@ def _content_us(span: Span, loose: Loose) -> int | None:
         at_us = at_us if left_us > _STREAMED_SHARE_MIN * (at_us + left_us - start_us) else None
     else:
         at_us = next((each.time_unix_nano // 1000 for each in span.events if each.name == _FIRST_CONTENT_EVENT), None)
-    return found if found is not None or at_us is None else max(0, at_us - start_us)
-
-
-def _streamed(loose: Loose) -> bool | None:
-    """Return whether the response was streamed, by a flag or by the method of a remote call (`ConverseStream`); None where neither says."""
-    streamed, method = loose.flag(*_STREAMED), loose.text("rpc.method").rpartition("/")[2]
-    if streamed is None and (method in _UNARY or method.startswith("Stream") or method.endswith("Stream")):
-        return method not in _UNARY
-    return streamed
+    return found if found is not None or at_us is None else at_us - start_us
 
 
 def _family(attributes: Attributes) -> str:

@@ -14,14 +14,16 @@ from legato_ingest.timeline.codec import KNOWN, Timelines, decode, read_head
 START_NS = 1_795_240_000_000_000_000
 
 
-def events_of(times_ns: list[int], name: str = "chunk", dropped: int = 0, others: tuple[str, ...] = ()) -> ChunkEvents | None:
+def events_of(
+    times_ns: list[int], name: str = "chunk", dropped: int = 0, others: tuple[str, ...] = (), streamed: bool | None = True
+) -> ChunkEvents | None:
     """The chunk events of a span of 10 s with events at these times after its start."""
     span = Span(start_time_unix_nano=START_NS, end_time_unix_nano=START_NS + 10_000_000_000, dropped_events_count=dropped)
     for at in times_ns:
         span.events.add(name=name, time_unix_nano=max(0, START_NS + at))
     for other in others:
         span.events.add(name=other, time_unix_nano=START_NS)
-    return chunk_events(span)
+    return chunk_events(span, streamed=streamed)
 
 
 def decoded(events: ChunkEvents) -> Timelines:
@@ -48,6 +50,18 @@ def test_events_that_stand_for_chunks(name: str, times: int) -> None:
     assert events_of([each * 1_000_000 for each in range(times - 1)], name) is None or name.startswith(("gen_ai.content", "llm.content"))
 
 
+@pytest.mark.parametrize("streamed", [None, False])
+@pytest.mark.parametrize("count", [2, 40])
+def test_only_a_stream_has_chunks_of_any_name(count: int, streamed: bool | None) -> None:
+    """Retrieved chunks, refreshed tokens and look-ups are events, too. Names that libraries use for chunks alone need no flag."""
+    times = [each * 1_000_000 for each in range(count)]
+    for name in ("retrieved_chunk", "token_refresh", "cache.lookup", "delta"):
+        assert events_of(times, name, streamed=streamed) is None
+    for name in ("gen_ai.content.completion.chunk", "gen_ai.chunk", "mlflow.chunk.item.7"):
+        found = events_of(times, name, streamed=streamed)
+        assert found is not None and found.chunks == count
+
+
 @pytest.mark.parametrize("name", ["exception", "First Token Stream Event", "gen_ai.user.message", "tool_start"])
 def test_events_that_mark_a_moment_are_no_chunks(name: str) -> None:
     """However often they occur."""
@@ -56,7 +70,10 @@ def test_events_that_mark_a_moment_are_no_chunks(name: str) -> None:
 
 @given(times=st.lists(st.integers(-(10**9), 20 * 10**9), min_size=2, max_size=60), dropped=st.integers(0, 3))
 def test_the_timeline_has_each_time(times: list[int], dropped: int) -> None:
-    """Times in order and within the span are exact to the microsecond; others are moved to the nearest possible time."""
+    """Times in order and within the span are exact to the microsecond; others are moved to the nearest possible time.
+
+    The time of the first one may be negative.
+    """
     found = events_of(times, dropped=dropped)
     assert found is not None and found.head_known == (dropped == 0)
     running, expected = 0, []
@@ -64,7 +81,7 @@ def test_the_timeline_has_each_time(times: list[int], dropped: int) -> None:
         running = max(running, min(max(at, 0), 10_000_000_000) // 1000)
         expected.append(running)
     timelines = decoded(found)
-    assert timelines.dt_us.cumsum().tolist() == expected and found.first_us == expected[0]
+    assert timelines.dt_us.cumsum().tolist() == expected and found.first_us == min(times[0], 10_000_000_000) // 1000
     # The first chunk may be a prelude, so it has no content; after dropped events the first that is left is any chunk.
     assert timelines.kinds.tolist() == [1 if dropped else 0, *[1] * (len(times) - 1)]
 
@@ -84,8 +101,8 @@ NAME = st.sampled_from(["gen_ai.content.completion.chunk", "gen_ai.content.compl
 EVENTS = st.lists(st.tuples(NAME, st.integers(0, 2 * 10**9), st.booleans()), max_size=24)
 
 
-@given(same=st.booleans(), events=EVENTS, prefix=st.booleans())
-def test_equal_events_are_read_as_others_are(same: bool, events: list[tuple[str, int, bool]], prefix: bool) -> None:
+@given(same=st.booleans(), events=EVENTS, prefix=st.booleans(), streamed=st.booleans())
+def test_equal_events_are_read_as_others_are(same: bool, events: list[tuple[str, int, bool]], prefix: bool, streamed: bool) -> None:
     """Events that differ in their times alone are read from the message's bytes, whatever the other attributes hold."""
     span = Span(start_time_unix_nano=START_NS, end_time_unix_nano=START_NS + 10**9)
     for name, at, has_attribute in events:
@@ -96,5 +113,5 @@ def test_equal_events_are_read_as_others_are(same: bool, events: list[tuple[str,
         span.attributes.add(key="copy").value.bytes_value = span.events[0].SerializeToString() * 3
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_EQUAL_MIN", 10**9)
-        expected = chunk_events(span)
-    assert chunk_events(span) == expected
+        expected = chunk_events(span, streamed=streamed)
+    assert chunk_events(span, streamed=streamed) == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ from legato_ingest.emitters import BY_NAME, IGNORED
 from legato_ingest.otlp.attributes import Attributes, attribute_map
 from legato_ingest.otlp.batch import Limits
 from legato_ingest.otlp.convert import convert_spans
+from legato_ingest.otlp.emitters import langfuse
 from legato_ingest.otlp.emitters.foreign import Loose, add_ttft, foreign_record
+from legato_ingest.otlp.model import StreamRecord
 
 NOW_NS = 1_795_240_000 * SECOND_NS
 # Scopes by which families recognise their spans.
@@ -125,17 +128,73 @@ def test_the_outcome_claims_no_more_than_the_span_shows(
     ("ttft_us", "tokens", "stored", "flags"),
     [
         (300_000, 40, 300_000, []),
+        (-2_000, 40, 0, []),
+        (-2_001, 40, None, ["ttft_before_start"]),
         (2_100_000, 40, None, ["ttft_after_end"]),
         (2_000_000, 40, None, ["ttft_is_duration"]),
         (2_000_000, 1, 2_000_000, []),
     ],
 )
 def test_a_ttft_that_contradicts_the_span_is_flagged(ttft_us: int, tokens: int, stored: int | None, flags: list[str]) -> None:
-    """It cannot be after the end, and several tokens do not arrive in no time."""
+    """It cannot be before the start or after the end, and several tokens do not arrive in no time. Clocks may differ by 2 ms."""
     span, attributes = span_of({"gen_ai.usage.output_tokens": tokens})
     record = foreign_record(span, attributes, Loose(attributes), "semconv")
     add_ttft(record, ttft_us, any_chunk=False)
     assert (record.ttft_us, record.flags) == (stored, flags)
+
+
+EARLY_NS = NOW_NS - 18_000 * SECOND_NS
+EARLY = "2026-11-18T10:00:00Z"
+
+
+@pytest.mark.parametrize(
+    ("scope", "attributes", "events"),
+    [
+        ("langfuse-sdk", {"langfuse.observation.type": "generation", "langfuse.observation.completion_start_time": EARLY}, {}),
+        ("openinference.mine", {"openinference.span.kind": "LLM", "llm.model_name": "m"}, {"First Token Stream Event": 1}),
+        ("mine", {"langwatch.timestamps": json.dumps({"first_token_at": EARLY_NS // 1_000_000})}, {}),
+        ("mine", {"mastra.completion_start_time": EARLY}, {}),
+        ("agentops", {}, {"first_token_received": 1}),
+        ("mine", {"gen_ai.request.stream": True}, {"gen_ai.chunk": 3}),
+        ("mlflow.tracing.provider", {"mlflow.spanType": "LLM"}, {"mlflow.chunk.item": 3}),
+    ],
+)
+def test_a_first_chunk_before_the_start_has_no_ttft(scope: str, attributes: dict[str, Any], events: dict[str, int]) -> None:
+    """A clock that is hours behind gives no TTFT of 0, and the row stays."""
+    body = request({"service.name": "shop"}, {"x": 1})
+    scope_of(body).scope.name = scope
+    span, _ = span_of({"gen_ai.request.model": "m", **attributes})
+    for name, count in events.items():
+        for each in range(count):
+            event = span.events.add(name=name, time_unix_nano=EARLY_NS + each)
+            if scope.startswith("mlflow"):
+                event.attributes.add(key="mlflow.chunk.value", value=any_value('{"choices": [{"delta": {"content": "a"}}]}'))
+    scope_of(body).spans.append(span)
+    (row,) = convert_spans(body, tenant="", now_ns=NOW_NS, limits=Limits()).revs.to_pylist()
+    assert (row["ttft_us"], row["ttfo_us"], "ttft_before_start" in row["flags"]) == (None, None, True)
+
+
+@pytest.mark.parametrize(
+    ("sent", "stored"),
+    [
+        ('["stop"]', "stop"),
+        ('[{"type": "stop", "matched": 128009}]', "stop"),
+        ('[{"type": "x", "finish_reason": "length"}]', "length"),
+        ('[{"matched": 7}]', ""),
+        ("[7]", ""),
+        ("[]", ""),
+        ("['stop']", "stop"),
+        ("[{'type': 'stop'}]", ""),
+        ('["stop", "' + "x" * 2_000, "stop"),
+        ('[{"type": "' + "x" * 2_000, ""),
+        ('"stop"', "stop"),
+        ("[fast] m", "[fast] m"),
+    ],
+)
+def test_a_list_in_a_text_gives_its_first_text(sent: str, stored: str) -> None:
+    """A finish reason is a name, never the source text of a list."""
+    span, attributes = span_of({"gen_ai.response.finish_reasons": sent})
+    assert foreign_record(span, attributes, Loose(attributes), "x").finish_reason == stored
 
 
 def test_texts_out_of_json_can_be_stored() -> None:
@@ -149,6 +208,57 @@ def test_texts_out_of_json_can_be_stored() -> None:
     assert row["finish_reason"] == "?" and len(row["emitter"]) < 300
 
 
+def test_a_service_has_one_name_at_all_emitters() -> None:
+    """A number as name or version has the text that rows of Legato's own emitters have, also where the span is ignored."""
+    body = request({"service.name": 42, "service.version": 1.2}, {"x": 1})
+    scope_of(body).scope.name = "mine"
+    for stream in (True, False):
+        scope_of(body).spans.append(span_of({"gen_ai.request.stream": stream})[0])
+    batch = convert_spans(body, tenant="", now_ns=NOW_NS, limits=Limits())
+    assert [(row["service_name"], row["service_version"]) for row in batch.revs.to_pylist()] == [("42", "1.2")]
+    assert {sender[1] for sender in batch.senders} == {"42"}
+
+
+CACHED = {"input_cache_read": 9_900, "output_reasoning": 2_000}
+TIER = {"input_priority": 9_000, "input_priority_cache_read": 1_000, "output_priority": 2_050}
+
+
+@pytest.mark.parametrize(
+    ("usage", "tokens"),
+    [
+        ({"input": 100, "output": 50, "total": 12_050, **CACHED}, (10_000, 2_050)),
+        ({"input": 100, "output": 50, **CACHED}, (10_000, 2_050)),
+        ({"input": 100, "output": 0, "output_reasoning": 2_000}, (100, 2_000)),
+        # Vertex AI: the prompt by modality, less what was cached.
+        ({"input": 0, "output": 7, "input_modality_TEXT": 60, "cached_modality_TEXT": 40, "total": 107}, (100, 7)),
+        # Details that were not taken out.
+        ({"input": 10_000, "output": 2_050, "total": 12_050, **CACHED}, (10_000, 2_050)),
+        # A tier's details repeat all tokens: Python's handler since version 4, and the one before, which takes them out.
+        ({"input": 10_000, "output": 2_050, "total": 12_050, **TIER}, (10_000, 2_050)),
+        ({"input": 10_000, "output": 50, "output_reasoning": 2_000, "total": 12_050, **TIER}, (10_000, 2_050)),
+        ({"input": 0, "output": 0, "total": 12_050, **TIER}, (10_000, 2_050)),
+        # Python's wrapper of OpenAI: chat completions, and the Responses API.
+        ({"prompt_tokens": 10_000, "completion_tokens": 2_050, "prompt_tokens_details": {"cached_tokens": 9_900}}, (10_000, 2_050)),
+        ({"input_tokens": 10_000, "output_tokens": 2_050, "output_tokens_details": {"reasoning_tokens": 9}}, (10_000, 2_050)),
+        ({"input": "7", "output": True, "input_x": [3], "output_y": None}, (None, None)),
+        ({"input": 2**32 - 1, "output": 2, "input_x": 9}, (None, 2)),
+    ],
+)
+def test_langfuse_tokens_are_whole(usage: dict[str, Any], tokens: tuple[int | None, int | None]) -> None:
+    """Langfuse takes the cached and the reasoning tokens out of those of the input and the output; a row counts them."""
+    first = "2026-11-18T15:06:40.300Z"
+    span, attributes = span_of(
+        {
+            "langfuse.observation.type": "generation",
+            "langfuse.observation.completion_start_time": first,
+            "langfuse.observation.usage_details": json.dumps(usage),
+        }
+    )
+    record = langfuse.convert(span, attributes)
+    assert isinstance(record, StreamRecord) and (record.input_tokens, record.output_tokens) == tokens
+    assert record.outcome == ("complete" if tokens[1] else "unknown")
+
+
 def test_an_applications_own_failure_changes_no_outcome() -> None:
     """A parent that failed for another reason says nothing about a stream that was left."""
     body = request({"service.name": "shop"}, {"x": 1})
@@ -160,6 +270,35 @@ def test_an_applications_own_failure_changes_no_outcome() -> None:
     scope_of(body).spans.extend([left, parent])
     (row,) = convert_spans(body, tenant="", now_ns=NOW_NS, limits=Limits()).revs.to_pylist()
     assert (row["outcome"], row["error_type"]) == ("unknown", "")
+
+
+@pytest.mark.parametrize(
+    ("scope", "flag"),
+    [("mine", "gen_ai.request.stream"), ("opentelemetry.instrumentation.openai.v1", "gen_ai.is_streaming")],
+)
+@pytest.mark.parametrize(
+    ("name", "streamed", "count"),
+    [
+        ("gen_ai.content.completion.chunk", False, 0),
+        ("gen_ai.content.completion.chunk", None, 1),
+        ("retrieved_chunk", False, 0),
+        ("retrieved_chunk", None, 0),
+        ("cache.lookup", None, 0),
+        ("token", True, 1),
+    ],
+)
+def test_a_call_that_did_not_stream_is_no_stream(scope: str, flag: str, name: str, streamed: bool | None, count: int) -> None:
+    """Whatever events it has: an application may note what it retrieved, and its look-ups."""
+    body = request({"service.name": "shop"}, {"x": 1})
+    scope_of(body).scope.name = scope
+    span, _ = span_of({"gen_ai.request.model": "m", **({} if streamed is None else {flag: streamed})})
+    for each in range(12):
+        span.events.add(name=name, time_unix_nano=NOW_NS + each * 1_000_000)
+    scope_of(body).spans.append(span)
+    batch = convert_spans(body, tenant="", now_ns=NOW_NS, limits=Limits())
+    assert batch.revs.num_rows == count
+    if not count:
+        assert [sender[-1] for sender in batch.senders] == ["streaming unknown" if streamed is None else "not streamed"]
 
 
 def test_the_last_exception_names_the_error() -> None:

@@ -79,6 +79,35 @@ def test_a_span_without_a_vantage_is_not_of_this_family() -> None:
     assert native.convert(span, Attributes(attribute_map(span.attributes), outer)) is None
 
 
+@pytest.mark.parametrize(
+    ("resource", "column", "expected"),
+    [
+        ({"service.version": 1.2}, "service_version", "1.2"),
+        ({"service.version": 7}, "service_version", "7"),
+        ({"service.name": 42}, "service_name", "42"),
+        ({"service.name": [1]}, "service_name", ""),
+        ({"server.port": "8080"}, "server_port", 8080),
+        ({"http.route": False}, "route", ""),
+    ],
+)
+def test_no_value_of_the_resource_rejects_a_stream(resource: dict[str, Any], column: str, expected: Any) -> None:
+    """A version without quotes in a Collector's YAML is a number, and would reject each stream of the service for good."""
+    body = request(resource)
+    native_span(body, drop=[next(iter(resource))], start_ns=NOW_NS - 60 * SECOND_NS)
+    batch = convert_spans(body, tenant="", now_ns=NOW_NS, limits=Limits())
+    assert batch.rejected.num_rows == 0
+    assert [row[column] for row in batch.revs.to_pylist()] == [expected]
+
+
+def test_a_report_about_a_silence_survives_a_number_in_its_resource() -> None:
+    """Its service's name is read as that of the stream's row is."""
+    body = request({"service.name": 42})
+    span = native_span(body, {"legato.stream.silent_since": 9}, start_ns=NOW_NS - 60 * SECOND_NS)
+    span.parent_span_id = b"p" * 8
+    (row,) = convert_spans(body, tenant="", now_ns=NOW_NS, limits=Limits()).silences.to_pylist()
+    assert row["service_name"] == "42"
+
+
 def silence(attributes: dict[str, Any], **more: Any) -> Batch:
     """Return the rows of a report about a silent stream."""
     body = request({"service.name": "shop"})

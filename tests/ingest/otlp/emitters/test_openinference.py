@@ -93,6 +93,14 @@ def test_another_librarys_span_keeps_its_family() -> None:
     assert (row["emitter"], row["chunks"], row["gap_max_us"]) == ("openllmetry", 3, 700_000)
 
 
+def test_another_librarys_retrieved_chunks_are_no_stream() -> None:
+    """They are not taken for chunks of the response, so OpenInference's time of the first chunk counts."""
+    added = {"llm.invocation_parameters": '{"stream": true}'}
+    events = {"retrieved_chunk": [0.01, 0.02, 0.03], "First Token Stream Event": [0.5]}
+    (row,) = batch_of(added, "mine", "chat", events).revs.to_pylist()
+    assert (row["emitter"].partition("/")[0], row["ttft_us"], row["chunks"]) == ("openinference", 500_000, None)
+
+
 @pytest.mark.parametrize(
     ("scope", "reason"),
     [

@@ -65,6 +65,11 @@ def test_the_outcome_follows_the_error(error_type: str, failed: bool, outcome: s
     assert (row["outcome"], row["error_type"], row["vantage"], row["ttft_us"], row["flags"]) == (outcome, error_type, "server", None, [])
 
 
+def test_a_span_that_says_not_streamed_is_believed() -> None:
+    """Libraries that note a time to the first chunk for all responses note that of the end of a whole one."""
+    assert rows({"gen_ai.request.model": "m", "gen_ai.request.stream": False, "gen_ai.response.time_to_first_chunk": 0.25}) == []
+
+
 def test_the_former_name_of_the_provider_is_read() -> None:
     """`gen_ai.system` is used where `gen_ai.provider.name` is absent."""
     streamed = {"gen_ai.request.stream": True, "gen_ai.system": "a"}
