@@ -1,12 +1,12 @@
 // The bar above a dashboard: variables, time range and refresh interval. What a user chooses goes into the URL; the bar runs no panel.
 
 import { dropdown, element } from "./elements.js";
-import { change, valuesOf } from "./location.js";
+import { change, isRelative, momentOf, valuesOf } from "./location.js";
 import { formatTime } from "./panels/units.js";
 import { visibleText } from "./visible.js";
 
 export const ALL = "$__all";
-const RANGES = [["5m", "5 minutes"], ["15m", "15 minutes"], ["1h", "hour"], ["6h", "6 hours"], ["24h", "24 hours"], ["2d", "2 days"],
+const RANGES = [["5m", "5 minutes"], ["15m", "15 minutes"], ["1h", "hour"], ["3h", "3 hours"], ["6h", "6 hours"], ["24h", "24 hours"], ["2d", "2 days"],
   ["7d", "7 days"], ["14d", "14 days"], ["30d", "30 days"], ["90d", "90 days"]];
 const REFRESHES = ["", "5s", "10s", "30s", "1m", "5m", "15m"];
 
@@ -88,8 +88,6 @@ export function field(label, control) {
 
 // The time range: quick ranges, or two local times.
 export function rangePicker(span, onChange) {
-  const label = RANGES.find(([range]) => span.from === `now-${range}` && span.to === "now");
-  const text = label ? `Last ${label[1]}` : `${local(span.from_ms)} – ${span.to === "now" ? "now" : local(span.to_ms)}`;
   const times = element("div", { class: "times" });
   for (const [range, name] of RANGES) {
     const button = element("button", { type: "button" }, `Last ${name}`);
@@ -109,7 +107,16 @@ export function rangePicker(span, onChange) {
   });
   for (const input of [from, to]) input.addEventListener("input", () => from.setCustomValidity(""));
   times.append(field("From (local time)", from), field("To (local time)", to), apply);
-  return field("Time range", dropdown("choice", text, element("div", { class: "options" }, times)));
+  return field("Time range", dropdown("choice", rangeText(span), element("div", { class: "options" }, times)));
+}
+
+// A range in words. What moves with the time is relative, because the text stays while a dashboard is refreshed.
+function rangeText(span) {
+  const named = RANGES.find(([range]) => span.from === `now-${range}` && span.to === "now");
+  if (named) return `Last ${named[1]}`;
+  const isValid = momentOf(span.from) < momentOf(span.to);
+  const [from, to] = [[span.from, span.from_ms], [span.to, span.to_ms]].map(([given, ms]) => (isValid && isRelative(given) ? given : local(ms)));
+  return `${from} – ${to}`;
 }
 
 export function refreshPicker(current, onChange) {

@@ -3,6 +3,8 @@
 const UNITS_MS = { s: 1e3, m: 6e4, h: 36e5, d: 864e5, w: 6048e5, M: 30 * 864e5, y: 365 * 864e5 };
 const RELATIVE = /^now(?:-(\d+)([smhdwMy]))?$/;
 
+export const isRelative = (text) => RELATIVE.test(text);
+
 // Milliseconds since the epoch of "now-6h", of digits, or of an ISO time; NaN for anything else.
 export function momentOf(text, now = Date.now()) {
   const relative = RELATIVE.exec(text);
