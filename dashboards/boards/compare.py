@@ -93,7 +93,7 @@ BY_CAUSE = f"""
 {_PICKS}
 SELECT
     cause, 1000 * a_ns / 1e9 / nullIf(n_a, 0) AS "A", 1000 * b_ns / 1e9 / nullIf(n_b, 0) AS "B",
-    ifNull("B", 0) - ifNull("A", 0) AS "B − A", a_named AS "stalls of A", b_named AS "stalls of B", n_a AS "n of A", n_b AS "n of B"
+    "B" - "A" AS "B − A", a_named AS "stalls of A", b_named AS "stalls of B", n_a AS "n of A", n_b AS "n of B"
 FROM
 (
     SELECT
@@ -117,7 +117,7 @@ CROSS JOIN
     {sides("stream", "streams")}
 ) AS counted
 WHERE cause != 'base' AND a_ns + b_ns + a_named + b_named > 0
-ORDER BY abs("B − A") DESC, {order_of_causes()}"""
+ORDER BY coalesce(abs("B − A"), "A", "B") DESC, {order_of_causes()}"""
 
 _WORST_MINUTES = f"""
             SELECT minute
@@ -203,9 +203,9 @@ def _reasons() -> list[Any]:
     """Causes, what else differs, and streams to open."""
     return [
         rows(
-            "Stalled time by cause, A and B",
-            "Time beyond healthy steps that was charged to each cause, per 1,000 streams of a side, largest difference first. Stalls count "
-            "for their main cause; n is streams. Stalls of streams that are not judged yet are missing.",
+            "Stalled time per 1,000 streams, by cause",
+            "Time beyond healthy steps that was charged to each cause, per 1,000 streams of a side, largest difference first. The stalls "
+            "of A and of B are numbers, not per 1,000; each counts for its main cause. n is streams. Those not judged yet are missing.",
             BY_CAUSE,
             {"A": "s", "B": "s", "B − A": "s"},
             causes=("cause",),

@@ -15,6 +15,12 @@ __all__ = ["board"]
 
 _FROM, _SERIES = rolled("stream", "streams"), rolled("stream", "streams", series=True)
 
+
+def _up_to_worst(level: float, buckets: str) -> str:
+    """A quantile in s that is at most ``worst_us``, the longest gap of the same streams: the middle of a bucket can be above it."""
+    return f"if(empty({buckets}), NULL, least({quantile(level, buckets)}, toFloat64(worst_us))) / 1e6"
+
+
 TRAFFIC = f"""
 SELECT
     $__timeInterval(minute) AS time, concat(service_name, ' · ', vantage) AS service,
@@ -26,11 +32,11 @@ GOODPUT = f"""
 SELECT sum(good) / nullIf(sum(judged), 0) AS goodput, {word("goodput", "goodput")} AS state, sum(judged) AS n
 {_FROM}"""
 GAP_P99_P99 = f"""
-SELECT {quantile(0.99, "buckets")} / 1e6 AS p99, {word("gap", "p99")} AS state, arraySum(mapValues(buckets)) AS n
-FROM (SELECT sumMap(gap_p99_buckets) AS buckets {_FROM})"""
+SELECT {_up_to_worst(0.99, "buckets")} AS p99, {word("gap", "p99")} AS state, arraySum(mapValues(buckets)) AS n
+FROM (SELECT sumMap(gap_p99_buckets) AS buckets, max(gap_max_us) AS worst_us {_FROM})"""
 GAP_MAX_P99 = f"""
-SELECT {quantile(0.99, "buckets")} / 1e6 AS p99, {word("gap", "p99")} AS state, arraySum(mapValues(buckets)) AS n
-FROM (SELECT sumMap(gap_max_buckets) AS buckets {_FROM})"""
+SELECT {_up_to_worst(0.99, "buckets")} AS p99, {word("gap", "p99")} AS state, arraySum(mapValues(buckets)) AS n
+FROM (SELECT sumMap(gap_max_buckets) AS buckets, max(gap_max_us) AS worst_us {_FROM})"""
 JITTER = f"""
 SELECT {quantile(0.5, "buckets")} / 1000 AS median, {word("jitter", "median")} AS state, arraySum(mapValues(buckets)) AS n
 FROM (SELECT sumMap(jitter_permille_buckets) AS buckets {_FROM})"""
@@ -50,12 +56,14 @@ GROUP BY time, service_name, vantage
 ORDER BY time, service"""
 GAPS_OVER_TIME = f"""
 SELECT
-    time, {quantile(0.5, "max_buckets")} / 1e6 AS "max gap, median stream",
-    {quantile(0.99, "max_buckets")} / 1e6 AS "max gap, p99 of streams",
-    {quantile(0.99, "p99_buckets")} / 1e6 AS "p99 gap, p99 of streams"
+    time, {_up_to_worst(0.5, "max_buckets")} AS "max gap, median stream",
+    {_up_to_worst(0.99, "max_buckets")} AS "max gap, p99 of streams",
+    {_up_to_worst(0.99, "p99_buckets")} AS "p99 gap, p99 of streams"
 FROM
 (
-    SELECT $__timeInterval(minute) AS time, sumMap(gap_max_buckets) AS max_buckets, sumMap(gap_p99_buckets) AS p99_buckets
+    SELECT
+        $__timeInterval(minute) AS time, max(gap_max_us) AS worst_us, sumMap(gap_max_buckets) AS max_buckets,
+        sumMap(gap_p99_buckets) AS p99_buckets
     {_SERIES}
     GROUP BY time
 )
@@ -88,7 +96,8 @@ ORDER BY time"""
 BY_SERVICE = f"""
 SELECT
     service, release, model, provider, route, vantage, transport, n, good_share AS goodput, {word("goodput", "goodput")} AS state,
-    {quantile(0.99, "p99_buckets")} / 1e6 AS "p99 of p99 gap", {quantile(0.99, "max_buckets")} / 1e6 AS "p99 max gap", worst AS "worst gap",
+    {_up_to_worst(0.99, "p99_buckets")} AS "p99 of p99 gap", {_up_to_worst(0.99, "max_buckets")} AS "p99 max gap",
+    if(empty(max_buckets), NULL, worst_us) / 1e6 AS "worst gap",
     {quantile(0.5, "jitter_buckets")} / 1000 AS "jitter ratio", {quantile(0.5, "ttft")} / 1e6 AS "TTFT p50",
     {quantile(0.95, "ttft")} / 1e6 AS "TTFT p95", disconnected AS "disconnect rate", stalled AS "stalled streams"
 FROM
@@ -96,8 +105,7 @@ FROM
     SELECT
         service_name AS service, service_version AS release, model, provider, route, vantage, transport,
         sum(streams) AS n, sum(good) / nullIf(sum(judged), 0) AS good_share,
-        if(sum(timed_streams) > 0, max(gap_max_us), NULL) / 1e6 AS worst,
-        sumMap(gap_p99_buckets) AS p99_buckets, sumMap(gap_max_buckets) AS max_buckets,
+        max(gap_max_us) AS worst_us, sumMap(gap_p99_buckets) AS p99_buckets, sumMap(gap_max_buckets) AS max_buckets,
         sumMap(jitter_permille_buckets) AS jitter_buckets, sumMap(ttft_buckets) AS ttft,
         sum(outcomes['client_cancel'] + outcomes['abandoned']) / nullIf(sum(streams - outcomes['running']), 0) AS disconnected,
         sum(stalled_streams) / nullIf(sum(timed_streams), 0) AS stalled

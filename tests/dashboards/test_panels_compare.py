@@ -227,8 +227,15 @@ def by_cause(past: Past, view: View) -> list[Row]:
             continue
         per = {side: 1000 * time[side][cause] / 1e9 / n[side] if n[side] else None for side in "AB"}
         counts = {f"stalls of {side}": named[side][cause] for side in "AB"}
-        made.append({"cause": cause, **per, "B − A": (per["B"] or 0) - (per["A"] or 0), **counts, "n of A": n["A"], "n of B": n["B"]})
-    return sorted(made, key=lambda row: (-abs(row["B − A"]), NAMES.index(row["cause"])))
+        more = None if per["A"] is None or per["B"] is None else per["B"] - per["A"]
+        made.append({"cause": cause, **per, "B − A": more, **counts, "n of A": n["A"], "n of B": n["B"]})
+    return sorted(made, key=lambda row: (-_size_of(row), NAMES.index(row["cause"])))
+
+
+def _size_of(row: Row) -> float:
+    """The difference, or the time of the side that has streams."""
+    known = [value for value in (row["B − A"], row["A"], row["B"]) if value is not None]
+    return abs(float(known[0]))
 
 
 def _differing(values: dict[str, dict[str, Counter[str]]], dimension: str) -> list[Row]:
@@ -299,7 +306,7 @@ EXPECTED = {
     "Per-stream p99 gaps of A and B": _bars("gap_p99_us", "is_timed", "p99 gap up to"),
     "TTFT of A and B": _bars("ttft_us", "is_over", "TTFT up to"),
     "Per-stream p99 gap over time, A and B": over_time,
-    "Stalled time by cause, A and B": by_cause,
+    "Stalled time per 1,000 streams, by cause": by_cause,
     "What else differs": differing,
     "What else differs in requests": requests,
 }

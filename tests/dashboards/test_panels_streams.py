@@ -36,6 +36,12 @@ def _seconds(values: list[Any], level: float) -> float | None:
     return _scaled(quantile(values, level), 1e6)
 
 
+def _gap_s(values: list[Any], level: float, worst: list[Any] | None = None) -> float | None:
+    """A quantile of gaps: it is at most the longest gap, also where the middle of its bucket is above it."""
+    found = _seconds(values, level)
+    return None if found is None else min(found, max(values if worst is None else worst) / 1e6)
+
+
 def _jitter(rows: list[Row]) -> float | None:
     permille = [row["jitter_ratio"] * 1000 for row in _ended(rows) if row["jitter_ratio"] is not None]
     return _scaled(quantile(permille, 0.5), 1000)
@@ -78,14 +84,15 @@ def goodput(past: Past, view: View) -> list[Row]:
 
 def gap_p99_p99(past: Past, view: View) -> list[Row]:
     """The p99 over ended streams with gaps of their p99 gap."""
-    values = _timed(shown(past.streams, view), "gap_p99_us")
-    return _number("p99", _seconds(values, 0.99), len(values), "gap")
+    rows = shown(past.streams, view)
+    values = _timed(rows, "gap_p99_us")
+    return _number("p99", _gap_s(values, 0.99, _timed(rows, "gap_max_us")), len(values), "gap")
 
 
 def gap_max_p99(past: Past, view: View) -> list[Row]:
     """The p99 over ended streams with gaps of their longest gap."""
     values = _timed(shown(past.streams, view), "gap_max_us")
-    return _number("p99", _seconds(values, 0.99), len(values), "gap")
+    return _number("p99", _gap_s(values, 0.99), len(values), "gap")
 
 
 def jitter(past: Past, view: View) -> list[Row]:
@@ -124,9 +131,9 @@ def longest_gaps(past: Past, view: View) -> list[Row]:
         longest, p99 = _timed(rows, "gap_max_us"), _timed(rows, "gap_p99_us")
         return {
             "time": at,
-            "max gap, median stream": _seconds(longest, 0.5),
-            "max gap, p99 of streams": _seconds(longest, 0.99),
-            "p99 gap, p99 of streams": _seconds(p99, 0.99),
+            "max gap, median stream": _gap_s(longest, 0.5),
+            "max gap, p99 of streams": _gap_s(longest, 0.99),
+            "p99 gap, p99 of streams": _gap_s(p99, 0.99, longest),
         }
 
     return grouped(shown(past.streams, view), lambda row: view.point(row["minute"]), made)
@@ -180,8 +187,8 @@ def by_service(past: Past, view: View) -> list[Row]:
             "n": len(rows),
             "goodput": ratio(_good(rows), _judged(rows)),
             "state": _state("goodput", ratio(_good(rows), _judged(rows))),
-            "p99 of p99 gap": _seconds(p99, 0.99),
-            "p99 max gap": _seconds(gaps, 0.99),
+            "p99 of p99 gap": _gap_s(p99, 0.99, gaps),
+            "p99 max gap": _gap_s(gaps, 0.99),
             "worst gap": max(gaps) / 1e6 if gaps else None,
             "jitter ratio": _jitter(rows),
             "TTFT p50": _seconds(first, 0.5),

@@ -75,6 +75,31 @@ def test_a_panel_leads_to_its_sql_and_a_user_changes_it(browser: Browser, page_u
         assert [error for error in seen.errors if "Failed to load resource" not in error] == []
 
 
+def test_numbers_of_a_result_are_exact(browser: Browser, page_url: str) -> None:
+    """Integers of 64 bits and decimals with more digits than JavaScript's numbers are shown, sorted and exported as the store has them."""
+    sql = """SELECT arrayJoin([9007199254740992, 9007199254740994, 9007199254740993])::UInt64 AS hash, 18446744073709551615 AS most,
+        toInt64('-9223372036854775808') AS least, toDecimal128('12345678901234567890.12', 2) AS price, 0.1 + 0.2 AS float,
+        [9007199254740993, 7] AS list, '\\\\ 9007199254740993, "1"' AS text, 1795973520000000001 AS ns"""
+    with opened(browser, f"{page_url}/sql") as (page, seen):
+        expect(page.locator(".age")).to_contain_text(" ms")
+        page.get_by_label("SQL", exact=True).fill(sql)
+        page.keyboard.press("Control+Enter")
+        rows = page.locator(".sql-result tbody tr")
+        expect(rows).to_have_count(3)
+        page.get_by_role("button", name="hash").click()
+        shown = [row.locator("td").all_inner_texts() for row in rows.all()]
+        assert [cells[0] for cells in shown] == ["9,007,199,254,740,994", "9,007,199,254,740,993", "9,007,199,254,740,992"]
+        assert shown[0][1:3] == ["18,446,744,073,709,551,615", "-9,223,372,036,854,775,808"]
+        assert shown[0][4:] == ["0.300", "9007199254740993, 7", '\\ 9007199254740993, "1"', "1,795,973,520,000,000,001"]
+        with page.expect_download() as saved:
+            page.get_by_role("button", name="Download CSV").click()
+        (header, *lines) = saved.value.path().read_text().splitlines()
+        assert header == "hash,most,least,price,float,list,text,ns"
+        rest = "18446744073709551615,-9223372036854775808,12345678901234567890.12,0.30000000000000004"
+        assert lines[2].startswith(f"9007199254740993,{rest},") and lines[2].endswith('"\\ 9007199254740993, ""1""",1795973520000000001')
+        assert seen.errors == []
+
+
 @pytest.mark.parametrize("theme", ["dark", "light"])
 @pytest.mark.parametrize("path", ["/incident", "/sql", "/d/legato-now"])
 def test_the_pages_are_accessible(browser: Browser, page_url: str, past: Past, path: str, theme: str) -> None:

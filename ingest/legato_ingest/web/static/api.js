@@ -10,7 +10,7 @@ export class ApiError extends Error {
   }
 }
 
-export async function fetchJson(path, options = {}) {
+export async function fetchJson(path, options = {}, parse = JSON.parse) {
   let response;
   try {
     response = await fetch(path, { credentials: "same-origin", ...options });
@@ -21,7 +21,7 @@ export async function fetchJson(path, options = {}) {
   const text = await response.text();
   let content;
   try {
-    content = JSON.parse(text);
+    content = parse(text);
   } catch {
     throw new ApiError(`the reply is not JSON (status ${response.status})`, response.status);
   }
@@ -35,28 +35,57 @@ function refused(message, status) {
   return new ApiError(message, status);
 }
 
-export const postJson = (path, body, signal) =>
-  fetchJson(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal });
+export const postJson = (path, body, signal, parse) =>
+  fetchJson(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal }, parse);
 
-// A query of a dashboard as a frame: {columns: [{name, type, values}], rows}.
+// A query of a dashboard as a frame: {columns: [{name, type, values, exact}], rows}. `exact`: by row, the text of a number that is rounded.
 export async function queryFrame(query, signal) {
-  return frameOf(await postJson("/api/query", query, signal));
+  return frameOf(await postJson("/api/query", query, signal, exactJson));
 }
 
-export function frameOf(result) {
-  const columns = result.meta.map(({ name, type }) => ({ name, type, values: converted(result.data[name] ?? [], type) }));
+// A user's own statement as a frame.
+export async function statementFrame(sql, signal) {
+  return frameOf(await postJson("/api/sql", { sql }, signal, exactJson));
+}
+
+// What begins or ends a text, what is escaped in one, or a number of so many digits that JavaScript may round it.
+const TOKEN = /\\.|"|-?\d[\d.]{15,}(?:[eE][-+]?\d+)?/g;
+
+// JSON in which the numbers that JavaScript would round are texts.
+function exactJson(text) {
+  if (!/\d[\d.]{15}/.test(text)) return JSON.parse(text);
+  let isText = false;
+  return JSON.parse(text.replace(TOKEN, (token) => {
+    if (token === '"') isText = !isText;
+    return isText || token === '"' || isExact(token) ? token : `"${token}"`;
+  }));
+}
+
+function isExact(text) {
+  const number = Number(text);
+  if (Number.isInteger(number)) return Number.isSafeInteger(number);
+  return !Number.isFinite(number) || String(number) === text;
+}
+
+function frameOf(result) {
+  const columns = result.meta.map(({ name, type }) => ({ name, type, ...converted(result.data[name] ?? [], type) }));
   return { columns, rows: result.rows };
 }
 
 const OTHER_ZONE = /DateTime[^']*'(?!UTC')/;
 
-// Times as ms since the epoch, and numbers that JSON carries as text as numbers.
+// Times as ms since the epoch, and numbers that JSON carries as text as numbers, with the text where a number cannot be exact.
 function converted(values, type) {
   const kind = kindOf(type);
   // Times of another zone than UTC stay as ClickHouse writes them.
-  if (kind === "time" && !OTHER_ZONE.test(type)) return values.map((value) => (value === null ? null : moment(value)));
-  if (kind === "number") return values.map((value) => (typeof value === "string" ? Number(value) : value));
-  return values;
+  if (kind === "time" && !OTHER_ZONE.test(type)) return { values: values.map((value) => (value === null ? null : moment(value))) };
+  return kind === "number" ? numbers(values) : { values };
+}
+
+function numbers(values) {
+  const exact = new Map();
+  values.forEach((value, row) => typeof value === "string" && !isExact(value) && exact.set(row, value));
+  return { values: values.map((value) => (typeof value === "string" ? Number(value) : value)), exact };
 }
 
 // ClickHouse writes UTC as 2026-01-31 12:00:00.123.

@@ -1,12 +1,12 @@
 // The bar above a dashboard: variables, time range and refresh interval. What a user chooses goes into the URL; the bar runs no panel.
 
 import { dropdown, element } from "./elements.js";
-import { change, valuesOf } from "./location.js";
-import { formatTime } from "./panels/units.js";
+import { change, isRelative, momentOf, valuesOf } from "./location.js";
+import { formatTime, two } from "./panels/units.js";
 import { visibleText } from "./visible.js";
 
 export const ALL = "$__all";
-const RANGES = [["5m", "5 minutes"], ["15m", "15 minutes"], ["1h", "hour"], ["6h", "6 hours"], ["24h", "24 hours"], ["2d", "2 days"],
+const RANGES = [["5m", "5 minutes"], ["15m", "15 minutes"], ["1h", "hour"], ["3h", "3 hours"], ["6h", "6 hours"], ["24h", "24 hours"], ["2d", "2 days"],
   ["7d", "7 days"], ["14d", "14 days"], ["30d", "30 days"], ["90d", "90 days"]];
 const REFRESHES = ["", "5s", "10s", "30s", "1m", "5m", "15m"];
 
@@ -14,7 +14,8 @@ const REFRESHES = ["", "5s", "10s", "30s", "1m", "5m", "15m"];
 export function chosen(board) {
   const values = {};
   for (const variable of variablesOf(board)) {
-    const given = valuesOf(variable.name);
+    // An empty value has the rows of all, as links of alerts have for a service without a name.
+    const given = valuesOf(variable.name).map((value) => (value === "" && variable.includeAll ? ALL : value));
     values[variable.name] = given.length ? given : [variable.current?.value ?? ""].flat();
   }
   return values;
@@ -88,8 +89,6 @@ export function field(label, control) {
 
 // The time range: quick ranges, or two local times.
 export function rangePicker(span, onChange) {
-  const label = RANGES.find(([range]) => span.from === `now-${range}` && span.to === "now");
-  const text = label ? `Last ${label[1]}` : `${local(span.from_ms)} – ${span.to === "now" ? "now" : local(span.to_ms)}`;
   const times = element("div", { class: "times" });
   for (const [range, name] of RANGES) {
     const button = element("button", { type: "button" }, `Last ${name}`);
@@ -99,17 +98,30 @@ export function rangePicker(span, onChange) {
   const [from, to] = [span.from_ms, span.to_ms].map((ms) => {
     const input = element("input", { type: "datetime-local", step: "1" });
     input.value = inputTime(ms);
-    return input;
+    const unedited = input.value;
+    // An hour that the clocks repeat has two times of one text: a time that was not edited stays what it is.
+    return { input, moment: () => (input.value === unedited ? ms : new Date(input.value).getTime()) };
   });
   const apply = element("button", { type: "button" }, "Apply");
   apply.addEventListener("click", () => {
-    const [from_ms, to_ms] = [from, to].map(({ value }) => new Date(value).getTime());
+    const [from_ms, to_ms] = [from, to].map(({ moment }) => moment());
     if (from_ms < to_ms) onChange(String(from_ms), String(to_ms));
-    else from.setCustomValidity("The range needs two times, and must end after it begins."), from.reportValidity();
+    else from.input.setCustomValidity("The range needs two times, and must end after it begins."), from.input.reportValidity();
   });
-  for (const input of [from, to]) input.addEventListener("input", () => from.setCustomValidity(""));
-  times.append(field("From (local time)", from), field("To (local time)", to), apply);
-  return field("Time range", dropdown("choice", text, element("div", { class: "options" }, times)));
+  for (const { input } of [from, to]) input.addEventListener("input", () => from.input.setCustomValidity(""));
+  times.append(field("From (local time)", from.input), field("To (local time)", to.input), apply);
+  return field("Time range", dropdown("choice", rangeText(span), element("div", { class: "options" }, times)));
+}
+
+// A range in words. What moves with the time is relative, because the text stays while a dashboard is refreshed.
+function rangeText(span) {
+  const named = RANGES.find(([range]) => span.from === `now-${range}` && span.to === "now");
+  if (named) return `Last ${named[1]}`;
+  // In the hour that the clocks repeat, the end reads like the begin, or like a time before it.
+  const zone = local(span.from_ms) < local(span.to_ms) ? () => "" : offset;
+  const isValid = momentOf(span.from) < momentOf(span.to);
+  const [from, to] = [[span.from, span.from_ms], [span.to, span.to_ms]].map(([given, ms]) => (isValid && isRelative(given) ? given : local(ms) + zone(ms)));
+  return `${from} – ${to}`;
 }
 
 export function refreshPicker(current, onChange) {
@@ -131,4 +143,9 @@ export const dependentOn = (board, name) => variablesOf(board).filter((variable)
 
 // Local time to the second; fractions of a range are not shown.
 const local = (ms) => formatTime(1_000 * Math.floor(ms / 1_000));
+const offset = (ms) => {
+  const minutes = -new Date(ms).getTimezoneOffset();
+  const [hours, rest] = [Math.floor(Math.abs(minutes) / 60), Math.abs(minutes) % 60];
+  return ` UTC${minutes < 0 ? "-" : "+"}${hours}${rest ? `:${two(rest)}` : ""}`;
+};
 const inputTime = (ms) => local(ms).replace(" ", "T");

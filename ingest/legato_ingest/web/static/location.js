@@ -3,6 +3,8 @@
 const UNITS_MS = { s: 1e3, m: 6e4, h: 36e5, d: 864e5, w: 6048e5, M: 30 * 864e5, y: 365 * 864e5 };
 const RELATIVE = /^now(?:-(\d+)([smhdwMy]))?$/;
 
+export const isRelative = (text) => RELATIVE.test(text);
+
 // Milliseconds since the epoch of "now-6h", of digits, or of an ISO time; NaN for anything else.
 export function momentOf(text, now = Date.now()) {
   const relative = RELATIVE.exec(text);
@@ -21,12 +23,21 @@ export function valuesOf(name) {
   return parameters().getAll(`var-${name}`);
 }
 
+// A part of the address; as it is where it is no text.
+export function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}
+
 // The dashboard of the address: "/" is the first one, and "/blame" another name of the attribution.
 export function boardAt() {
   const [kind, uid] = window.location.pathname.split("/").filter(Boolean);
   if (kind === undefined) return "legato-streams";
   if (kind === "blame") return "legato-attribution";
-  return kind === "d" ? decodeURIComponent(uid) : "";
+  return kind === "d" ? decoded(uid ?? "") : "";
 }
 
 // The time range and variables of the address, to be carried over to another page.

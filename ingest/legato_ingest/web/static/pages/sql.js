@@ -3,7 +3,7 @@
 // The address names the panel, the range and the variables; the text of a statement stays in this tab. The server runs it like the statements
 // of the read endpoint: read-only, for the reader's tenant, with the same limits.
 
-import { frameOf, postJson } from "../api.js";
+import { postJson, statementFrame } from "../api.js";
 import { element } from "../elements.js";
 import { change, parameters, rangeOf } from "../location.js";
 import { drawPanel, toCsv, toMarkdown } from "../panels/index.js";
@@ -63,7 +63,7 @@ class SqlPage {
     const began = performance.now();
     this.note.textContent = "running …";
     try {
-      this.frame = frameOf(await postJson("/api/sql", { sql }, signal));
+      this.frame = await statementFrame(sql, signal);
       this.note.textContent = `${this.frame.rows.toLocaleString("en")} ${this.frame.rows === 1 ? "row" : "rows"} in ${Math.round(performance.now() - began)} ms`;
       await this.draw();
     } catch (error) {

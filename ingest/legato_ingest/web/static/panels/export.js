@@ -21,6 +21,7 @@ function csvText(column, row) {
   const value = column.values[row];
   if (value === null || value === undefined) return '';
   if (kindOf(column.type) === 'time' && typeof value === 'number') return isoText(value, column.type);
+  if (column.exact?.has(row)) return column.exact.get(row);
   if (typeof value === 'object') return safe(JSON.stringify(value));
   return typeof value === 'string' ? safe(value) : String(value);
 }
@@ -55,9 +56,9 @@ function frameToMarkdown(frame, panel) {
   return lines.map((cells) => `| ${cells.join(' | ')} |\n`).join('');
 }
 
-function shownText({ settings, values, type }, row) {
+function shownText({ settings, values, exact, type }, row) {
   const value = values[row] ?? null;
-  return mapValue(settings, value)?.text ?? plainText(settings, value, type) ?? '–';
+  return mapValue(settings, value)?.text ?? plainText(settings, value, type, exact?.get(row)) ?? '–';
 }
 
 function escaped(text) {

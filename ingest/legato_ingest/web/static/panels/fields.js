@@ -4,7 +4,7 @@
 // name matches the name of the column or the displayed one, and a regular expression the displayed one. This module draws nothing.
 
 import { resolveColor } from './colors.js';
-import { formatNumber, formatTime } from './units.js';
+import { formatExact, formatNumber, formatTime } from './units.js';
 
 const INSIDE = /^(?:Nullable|LowCardinality)\((.*)\)$/;
 
@@ -110,9 +110,10 @@ function thresholdColor(settings, value, range) {
   return color;
 }
 
-/** Return the value's text without mappings: by its type and its unit. Null if there is no value. */
-export function plainText(settings, value, type) {
+/** Return the value's text without mappings: by its type and its unit. Null if there is no value. `exact`: the text of a rounded number. */
+export function plainText(settings, value, type, exact) {
   if (value === null || value === undefined) return null;
+  if (exact !== undefined && /^-?\d+$/.test(exact) && (settings.unit || 'none') === 'none') return formatExact(exact);
   if (kindOf(type) === 'time' && typeof value === 'number') return formatTime(value, { dateOnly: isDay(type) });
   if (typeof value === 'number') return formatNumber(value, settings.unit, { decimals: settings.decimals ?? undefined });
   if (Array.isArray(value)) return value.map((item) => (typeof item === 'object' ? JSON.stringify(item) : String(item))).join(', ');
@@ -120,9 +121,9 @@ export function plainText(settings, value, type) {
 }
 
 /** Return what a value looks like: {text, color, missing}. `color` is a CSS colour, or null without thresholds and mappings. */
-export function display(settings, value, type, theme, range) {
+export function display(settings, value, type, theme, range, exact) {
   const mapped = mapValue(settings, value);
-  const text = mapped?.text ?? plainText(settings, value, type);
+  const text = mapped?.text ?? plainText(settings, value, type, exact);
   const fixedColor = settings.color?.mode === 'fixed' ? settings.color.fixedColor : null;
   const color = mapped?.color ?? fixedColor ?? thresholdColor(settings, value, range);
   const missing = text === null || text === '';

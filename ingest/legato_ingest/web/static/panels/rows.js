@@ -20,8 +20,9 @@ export function columnsOf(panel, frame) {
 export function cellsOf(columns, row, theme) {
   const cells = columns.map((column) => {
     const raw = column.values[row] ?? null;
-    const shown = display(column.settings, raw, column.type, theme, column.range);
-    return { raw, text: String(shown.text), color: column.look === 'auto' ? null : shown.color, missing: shown.missing };
+    const exact = column.exact?.get(row);
+    const shown = display(column.settings, raw, column.type, theme, column.range, exact);
+    return { raw: exact ?? raw, text: String(shown.text), color: column.look === 'auto' ? null : shown.color, missing: shown.missing };
   });
   const fields = cells.map((cell, at) => ({ name: columns[at].name, raw: cell.raw, text: cell.text }));
   for (const cell of cells) cell.fields = fields;
@@ -34,9 +35,16 @@ export function selectRows(table, filter, sort) {
   let rows = Array.from({ length: table.count }, (_, row) => row);
   if (words.length) rows = rows.filter((row) => containsAll(textOf(table, row), words));
   if (!sort) return rows;
-  const { values } = table.columns[sort.column];
+  const { values, exact } = table.columns[sort.column];
   const sign = sort.direction === 'descending' ? -1 : 1;
-  return rows.sort((left, right) => compare(values[left], values[right], sign) || left - right);
+  return rows.sort((left, right) =>
+    compare(values[left], values[right], sign) || compareExact(exact?.get(left), exact?.get(right), sign) || left - right);
+}
+
+/** Compare the exact texts of two numbers of which the rounded values are equal. */
+function compareExact(left, right, sign) {
+  if (left === right || !WHOLE.test(left) || !WHOLE.test(right)) return 0;
+  return BigInt(left) < BigInt(right) ? -sign : sign;
 }
 
 function containsAll(text, words) {
@@ -50,6 +58,7 @@ function textOf(table, row) {
   return table.texts[row];
 }
 
+const WHOLE = /^-?\d+$/;
 const WORDS = new Intl.Collator(undefined, { numeric: true, sensitivity: 'base' });
 
 /** Compare two values of one column. Missing values are last in both directions. */

@@ -34,9 +34,11 @@ function figuresOf(panel, frame, context, theme) {
   const columns = frame.columns.filter((column) => isShown(panel, column));
   const cells = columns.map((column) => {
     const settings = settingsOf(panel, column.name, column.type);
-    const raw = lastOf(column.values);
+    const row = lastRow(column.values);
+    const [value, exact] = [column.values[row] ?? null, column.exact?.get(row)];
     const numbers = kindOf(column.type) === 'number' ? summary(column.values) : { min: 0, max: 100 };
-    return { column, settings, raw, shown: display(settings, raw, column.type, theme, [numbers.min ?? 0, numbers.max ?? 100]) };
+    const shown = display(settings, value, column.type, theme, [numbers.min ?? 0, numbers.max ?? 100], exact);
+    return { column, settings, raw: exact ?? value, shown };
   });
   const fields = cells.map(({ column, raw, shown }) => ({ name: column.name, raw, text: shown.text }));
   return cells.map(({ column, settings, raw, shown }) => {
@@ -52,8 +54,8 @@ function isShown(panel, column) {
   return selected.startsWith('/') ? Boolean(toRegExp(selected)?.test(column.name)) : selected === column.name;
 }
 
-function lastOf(values) {
-  return values.findLast((value) => value !== null && value !== undefined && !Number.isNaN(value)) ?? null;
+function lastRow(values) {
+  return values.findLastIndex((value) => value !== null && value !== undefined && !Number.isNaN(value));
 }
 
 function figureNode(figure, className, withName, panel, theme) {

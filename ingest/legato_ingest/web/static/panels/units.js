@@ -27,6 +27,9 @@ function group(text) {
   return rest === undefined ? grouped : `${grouped}.${rest}`;
 }
 
+/** Return the digits of a whole number as `formatNumber` shows them, also where they are too many for a number. */
+export const formatExact = (digits) => group(digits);
+
 /** A unit with prefixes: each one is `factor` times the one before it. */
 function scaled(factor, suffixes, first = 0) {
   return (value, options) => {
