@@ -266,6 +266,7 @@ def gaps_per_s(repeats: int = 5) -> tuple[float, int]:
         pace_ns=none,
         caught_up=np.zeros(count),
         is_open=~yes,
+        never_preempted=~yes,
     )
     seconds = []
     for _ in range(repeats):

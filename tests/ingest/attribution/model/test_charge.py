@@ -90,7 +90,7 @@ def test_several_steps_without_a_preemption_keep_their_parts() -> None:
 
 @pytest.mark.parametrize(("usual_ms", "base", "idle"), [(0, 20, 180), (30, 40, 160), (250, 200, 0)])
 def test_steps_without_a_token_are_no_healthy_time(usual_ms: float, base: float, idle: float) -> None:
-    """Twenty steps gave the stream nothing, and nobody was preempted. A stream with a chunk each 25 steps has such gaps always."""
+    """Twenty steps gave the stream nothing, and no request was preempted. A stream with a chunk each 25 steps has such gaps always."""
     steps = charged_steps(*[BASE] * 30)
     expected = {"base": base, "generation": idle, "front_end": 1}
     assert parts_ms(charge(gap(20, 221, 20, 221, usual_ns=usual_ms), steps)) == {name: ms for name, ms in expected.items() if ms}
