@@ -208,7 +208,8 @@ def verdicts(served: Served, names: dict[str, str]) -> list[dict[str, Any]]:
     last = "SELECT toUnixTimestamp64Milli(max(received_at)) AS t FROM stream_revs"
     swept = "SELECT toUnixTimestamp64Milli(max(until)) AS t FROM attribution_runs"
     until = time.monotonic() + PATIENCE_S
-    while int(rows(served, swept)[0]["t"]) < int(rows(served, last)[0]["t"]):
+    # On a busy machine the first query may be answered before the first insert.
+    while not 0 < int(rows(served, last)[0]["t"]) <= int(rows(served, swept)[0]["t"]):
         if time.monotonic() > until:
             raise SystemExit(f"the worker did not judge within {PATIENCE_S} s")
         time.sleep(0.2)
