@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["ConfigurationError", "faults", "guard", "is_test", "warn_once", "wrong_call"]
+__all__ = ["ConfigurationError", "faults", "guard", "is_test", "warn_once", "wrong_call", "wrong_setting"]
 
 _log = logging.getLogger("legato")
 _seen: set[str] = set()
@@ -52,6 +52,12 @@ def wrong_call(call: str, found: str, expected: str) -> None:
             found,
             expected,
         )
+
+
+def wrong_setting(error: ConfigurationError, effect: str) -> None:
+    """Count an invalid setting where nothing may be raised, and log it once with what it leads to."""
+    _count("settings")
+    warn_once(f"{error} {effect}", "%s. %s", error, effect)
 
 
 def _count(place: str) -> None:

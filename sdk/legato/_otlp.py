@@ -12,11 +12,11 @@ import importlib
 import sys
 from typing import Any
 
-from legato._errors import ConfigurationError, warn_once
+from legato._errors import ConfigurationError, guard, warn_once, wrong_setting
 from legato._route import is_opentelemetry_disabled, own, use, use_later, warn_unsampled
-from legato._state import settings, setup
+from legato._state import recording_settings, settings, setup
 
-__all__ = ["configure", "configure_later"]
+__all__ = ["configure", "configure_if_given", "configure_later"]
 
 _Given = tuple[str | None, str | None, str | None]
 _configured: list[tuple[Any, _Given]] = []
@@ -58,6 +58,18 @@ def _use_first(made: Any, given: _Given) -> tuple[Any, _Given]:
         use(made)
         _configured.append((made.provider, given))
     return _configured[0]
+
+
+def configure_if_given(place: str) -> None:
+    """Call ``configure()`` if LEGATO_ENDPOINT is set, as the middlewares do. Nothing is raised: the server would not start."""
+    chosen = recording_settings()
+    if not chosen.endpoint_given or chosen.disabled:
+        return
+    with guard(place):
+        try:
+            configure()
+        except ConfigurationError as error:
+            wrong_setting(error, "Streams are not exported.")
 
 
 def configure_later() -> None:

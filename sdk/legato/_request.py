@@ -21,7 +21,7 @@ from legato._errors import guard
 from legato._hosts import provider_at
 from legato._recorder import Origin, StreamRecorder
 from legato._spans import start_span
-from legato._state import settings
+from legato._state import recording_settings
 from legato._stream import begin
 
 __all__ = ["SentRequest", "asked", "is_callers_error"]
@@ -101,7 +101,7 @@ class SentRequest:
             model=model,
             provider=provider_at(host),
             transport="http/1.1",
-            engine_id=settings().engine_id,
+            engine_id=recording_settings().engine_id,
             server_address=host,
             server_port=port,
         )

@@ -16,7 +16,7 @@ from opentelemetry import trace
 
 from legato._errors import warn_once
 from legato._exits import after_fork
-from legato._state import settings
+from legato._state import recording_settings
 
 __all__ = ["Own", "Route", "current_route", "fate_of_unrecorded", "own", "own_for_stream", "use", "use_later", "warn_unsampled"]
 
@@ -90,7 +90,7 @@ def own() -> Own | None:
 
 def current_route() -> Route:
     """Return where a stream that begins now goes."""
-    if settings().disabled:
+    if recording_settings().disabled:
         return Route.DISABLED
     if _own is not None:
         return Route.OWN

@@ -5,13 +5,18 @@ Every field has a default, and its docstring names its variable. No other module
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from legato._errors import ConfigurationError
 
 __all__ = ["Settings"]
 
+_Value = TypeVar("_Value")
+_ENDPOINT = "http://127.0.0.1:4318"
+# So many days that nothing overflows.
+_DIGITS_MAX = 15
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 
 
@@ -19,7 +24,7 @@ _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 class Settings:
     """The settings and their defaults. ``from_env`` reads them and reports an invalid variable by name, with the expected form."""
 
-    endpoint: str = "http://127.0.0.1:4318"
+    endpoint: str = _ENDPOINT
     """LEGATO_ENDPOINT: base URL of the OTLP/HTTP endpoint that ``configure()`` exports to."""
     endpoint_given: bool = False
     """Whether LEGATO_ENDPOINT was set. If so, `StreamMiddleware` calls ``configure()`` itself."""
@@ -39,30 +44,46 @@ class Settings:
     """LEGATO_RUN: set by `legato run`: the program's name, which is the service's if nothing else names it."""
 
     @classmethod
-    def from_env(cls, environ: Mapping[str, str]) -> Settings:
-        """Return the settings in these variables. Raises ``ConfigurationError`` if one is invalid."""
+    def from_env(cls, environ: Mapping[str, str], invalid: Callable[[ConfigurationError], None] | None = None) -> Settings:
+        """Return the settings in these variables. Raises ``ConfigurationError`` if one is invalid, unless Legato is disabled.
+
+        If ``invalid`` is given, it gets the errors, and nothing is raised: an invalid variable has its default.
+        """
+        disabled = False
+
+        def read(how: Callable[[Mapping[str, str], str, _Value], _Value], key: str, default: _Value) -> _Value:
+            try:
+                return how(environ, key, default)
+            except ConfigurationError as error:
+                if not disabled and invalid is None:
+                    raise
+                if not disabled and invalid is not None:
+                    invalid(error)
+                return default
+
+        disabled = read(_boolean, "LEGATO_DISABLED", False)
         return cls(
-            endpoint=_url(environ, "LEGATO_ENDPOINT"),
+            endpoint=read(_url, "LEGATO_ENDPOINT", _ENDPOINT),
             endpoint_given=bool(environ.get("LEGATO_ENDPOINT")),
-            token=_token(environ, "LEGATO_TOKEN"),
-            snapshot_interval_ms=_milliseconds(environ, "LEGATO_SNAPSHOT_INTERVAL_MS", 10_000),
-            export_interval_ms=_milliseconds(environ, "LEGATO_EXPORT_INTERVAL_MS", 1_000),
+            token=read(_token, "LEGATO_TOKEN", ""),
+            snapshot_interval_ms=read(_milliseconds, "LEGATO_SNAPSHOT_INTERVAL_MS", 10_000),
+            export_interval_ms=read(_milliseconds, "LEGATO_EXPORT_INTERVAL_MS", 1_000),
             engine_id=environ.get("LEGATO_ENGINE_ID", ""),
             client_hash_key=environ.get("LEGATO_CLIENT_HASH_KEY", ""),
-            disabled=_boolean(environ, "LEGATO_DISABLED"),
+            disabled=disabled,
             program=environ.get("LEGATO_RUN", ""),
         )
 
 
-def _url(environ: Mapping[str, str], key: str) -> str:
-    value = environ.get(key) or "http://127.0.0.1:4318"
+def _url(environ: Mapping[str, str], key: str, default: str) -> str:
+    value = environ.get(key) or default
     if not value.startswith(("http://", "https://")):
         raise ConfigurationError(f"{key} has value {value!r}: expected a URL such as http://127.0.0.1:4318")
     return value.rstrip("/")
 
 
-def _token(environ: Mapping[str, str], key: str) -> str:
-    value = environ.get(key, "")
+def _token(environ: Mapping[str, str], key: str, default: str) -> str:
+    value = environ.get(key, default)
     if not value.isascii() or not value.isprintable() or " " in value:
         # The value is a secret, so the message does not quote it.
         raise ConfigurationError(f"{key} is no valid token: expected printable ASCII without spaces, as `legato token add` prints it")
@@ -71,13 +92,13 @@ def _token(environ: Mapping[str, str], key: str) -> str:
 
 def _milliseconds(environ: Mapping[str, str], key: str, default: int) -> int:
     value = environ.get(key) or str(default)
-    if not value.isdecimal():
+    if not value.isdecimal() or len(value) > _DIGITS_MAX:
         raise ConfigurationError(f"{key} has value {value!r}: expected a whole number of milliseconds")
     return int(value)
 
 
-def _boolean(environ: Mapping[str, str], key: str) -> bool:
-    value = environ.get(key, "").lower()
+def _boolean(environ: Mapping[str, str], key: str, default: bool) -> bool:
+    value = environ.get(key, str(default)).lower()
     if value in _TRUE or value in _FALSE:
         return value in _TRUE
     raise ConfigurationError(f"{key} has value {value!r}: expected true or false")

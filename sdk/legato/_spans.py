@@ -22,7 +22,7 @@ from legato._pace import breathe
 from legato._recorder import CONTENT, Columns, End, Origin, StreamRecorder
 from legato._response import encodable
 from legato._route import own_for_stream
-from legato._state import settings
+from legato._state import recording_settings
 from legato._timeline import HOLD_STEP_US, PART, TIMELINE, Kind, pack, parts_of
 from legato._version import __version__
 
@@ -63,7 +63,7 @@ _of_application: tuple[trace.TracerProvider, trace.Tracer] | None = None
 def tracer() -> trace.Tracer:
     """Return Legato's tracer of the provider to which streams go now (`_route`)."""
     global _of_application
-    if settings().disabled:
+    if recording_settings().disabled:
         return trace.NoOpTracer()
     mine = own_for_stream()
     if mine is not None:

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from functools import cache, wraps
 from typing import ParamSpec, TypeVar
 
+from legato._errors import wrong_setting
 from legato._exits import after_fork
 from legato._settings import Settings
 
-__all__ = ["settings", "setup"]
+__all__ = ["recording_settings", "settings", "setup"]
 
 _Given = ParamSpec("_Given")
 _Returned = TypeVar("_Returned")
@@ -46,5 +47,11 @@ def setup(function: Callable[_Given, _Returned]) -> Callable[_Given, _Returned]:
 
 @cache
 def settings() -> Settings:
-    """Return the settings from the environment. Raises ``ConfigurationError`` if one is invalid."""
+    """Return the settings from the environment, for configuration calls. Raises ``ConfigurationError`` if one is invalid."""
     return Settings.from_env(os.environ)
+
+
+@cache
+def recording_settings() -> Settings:
+    """Return the same for all other calls, which never raise: an invalid variable is logged once and has its default."""
+    return Settings.from_env(os.environ, lambda error: wrong_setting(error, "The default is used."))

@@ -14,7 +14,7 @@ from legato._recorder import Origin, StreamRecorder
 from legato._route import current_route
 from legato._scan import Scan
 from legato._spans import start_span
-from legato._state import settings
+from legato._state import recording_settings
 from legato._timeline import Kind
 from legato._worker import worker
 
@@ -49,7 +49,7 @@ def begin(
     the current one. ``sse``: whether ``read`` will receive the bytes of a server-sent-event body of OpenAI's format; ``body``: of any body.
     ``span``: the stream's span, if it was started before.
     """
-    chosen = settings()
+    chosen = recording_settings()
     origin.conversation_id = origin.conversation_id or current_conversation()
     origin.client_hash = origin.client_hash or client_hash(current_client(), chosen.client_hash_key)
     start = now_ns() if start_ns is None else start_ns
@@ -73,4 +73,4 @@ def stream(*, model: str = "", provider: str = "", vantage: str = "client", tran
     An exception that leaves the block determines the outcome (cancel, time-out or error); without one it is ``complete``.
     ``transport="iterator"`` (the default) marks reads and TTFB as unknown.
     """
-    return begin(Origin(vantage=vantage, model=model, provider=provider, transport=transport, engine_id=settings().engine_id))
+    return begin(Origin(vantage=vantage, model=model, provider=provider, transport=transport, engine_id=recording_settings().engine_id))

@@ -342,9 +342,9 @@ def worker() -> Worker:
     if _worker is None:
         with _making:
             if _worker is None:
-                from legato._state import settings
+                from legato._state import recording_settings
 
-                made = Worker(settings().snapshot_interval_ms)
+                made = Worker(recording_settings().snapshot_interval_ms)
                 _worker = _worker or made
     if _worker._thread is None:
         renew()
@@ -394,7 +394,7 @@ def stats() -> Mapping[str, int]:
     ``snapshots``: snapshots sent. ``silences``: reports about silent streams. ``inline``: streams finished by their caller because the
     worker's queue was full. ``folded``: streams of which some reads are recorded only as times and sizes, because they arrived faster than
     they could be parsed. ``rejected``: spans that the endpoint rejected from exports that it accepted. ``refused``: exports that the
-    endpoint refused for good, for example because of a wrong token. ``faults``: suppressed exceptions of the SDK itself, and wrong
-    arguments.
+    endpoint refused for good, for example because of a wrong token. ``faults``: suppressed exceptions of the SDK itself, wrong
+    arguments and invalid settings.
     """
     return worker().stats()

@@ -23,7 +23,7 @@ from legato._nested import is_of_library, is_recorded_already
 from legato._opening import close_opened, entered, entered_async, is_async_manager, is_manager, is_open, is_unsent
 from legato._recorder import Origin
 from legato._socket import QUIET_NS
-from legato._state import settings
+from legato._state import recording_settings
 from legato._stream import begin
 from legato._wrap_recording import ItemRecording, Measure, Start
 
@@ -252,7 +252,7 @@ def wrap(
     is_opened = is_open(source)
     kind = _kind(source)
     items = source if not is_opened else aiter(source) if kind is AsyncWrapped else iter(source)
-    origin = Origin(model=model, provider=provider, transport=transport, vantage=vantage, engine_id=settings().engine_id)
+    origin = Origin(model=model, provider=provider, transport=transport, vantage=vantage, engine_id=recording_settings().engine_id)
     origin.is_start_known = start_ns is not None or (not is_opened and is_unsent(source))
     start: Start | None = None
     if not is_recorded_already(source):

@@ -16,10 +16,10 @@ from legato._asgi_socket import App, Message, Receive, Scope, Send, SocketRecord
 from legato._clock import now_ns
 from legato._errors import guard
 from legato._http_route import Address, asgi_template, is_django
-from legato._otlp import configure
+from legato._otlp import configure_if_given
 from legato._recorder import Origin
 from legato._served import ServedStream
-from legato._state import settings
+from legato._state import recording_settings
 from legato._worker import flush
 
 __all__ = ["StreamMiddleware"]
@@ -38,14 +38,12 @@ class StreamMiddleware:
         self.app = app
         self.paths = (paths,) if isinstance(paths, str) else paths
         self.vantage = vantage
-        self.engine_id = engine_id or settings().engine_id
-        self.disabled = settings().disabled
+        self.engine_id = engine_id or recording_settings().engine_id
+        self.disabled = recording_settings().disabled
         self._is_django = False
         with guard("asgi"):
             self._is_django = is_django(app)
-        if settings().endpoint_given and not self.disabled:
-            with guard("asgi"):
-                configure()
+        configure_if_given("asgi")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection. Only HTTP requests and WebSockets to the configured paths are recorded."""

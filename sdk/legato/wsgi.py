@@ -12,10 +12,10 @@ from typing import Any
 
 from legato._errors import guard
 from legato._http_route import Address, is_django, wsgi_template
-from legato._otlp import configure
+from legato._otlp import configure_if_given
 from legato._recorder import Origin
 from legato._served import ServedStream
-from legato._state import settings
+from legato._state import recording_settings
 
 __all__ = ["StreamMiddleware"]
 
@@ -35,14 +35,12 @@ class StreamMiddleware:
         self.app = app
         self.paths = (paths,) if isinstance(paths, str) else paths
         self.vantage = vantage
-        self.engine_id = engine_id or settings().engine_id
-        self.disabled = settings().disabled
+        self.engine_id = engine_id or recording_settings().engine_id
+        self.disabled = recording_settings().disabled
         self._is_django = False
         with guard("wsgi"):
             self._is_django = is_django(app)
-        if settings().endpoint_given and not self.disabled:
-            with guard("wsgi"):
-                configure()
+        configure_if_given("wsgi")
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Handle one request."""
