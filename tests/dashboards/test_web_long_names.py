@@ -1,4 +1,4 @@
-"""Long names without spaces, in a real browser: they are broken or cut, so that no page is wider than the screen."""
+"""Long names without spaces, in a real browser: they are broken or cut, so that no page is wider than the screen or the paper."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
 from helpers.dashboards.panels import Past
-from helpers.platform.browser import opened
+from helpers.platform.browser import opened, settled
 from helpers.servers.web import BOARDS
 
 LONG = "m" * 200
+# A4 with margins of 13 mm.
+PAPER_PX = 698
 
 
 def hours_of(past: Past) -> str:
@@ -54,3 +56,20 @@ def test_the_names_of_a_stream(browser: Browser, page_url: str, past: Past, widt
         page.goto(f"{page_url}/stream/{bytes(stalled['trace_id']).hex()}")
         expect(page.locator(".st-verdict, .st-below").first).to_contain_text(LONG)
         assert too_wide(page) <= 0
+
+
+def test_the_report_of_an_incident(browser: Browser, page_url: str, past: Past) -> None:
+    """No column of its tables is out of sight, on the screen with a long name, and on paper as it is."""
+    outside = "() => [...document.querySelectorAll('article table')].filter((each) => each.getBoundingClientRect().right > edge())"
+    with opened(browser, f"{page_url}/incident?{hours_of(past)}") as (page, _):
+        report = page.locator("article.report")
+        expect(report.locator("table").first).to_be_visible()
+        page.emulate_media(media="print")
+        page.set_viewport_size({"width": PAPER_PX, "height": 1_100})
+        assert page.evaluate(f"() => {{ const edge = () => window.innerWidth; return ({outside})().length; }}") == 0
+        page.emulate_media(media="screen")
+        page.set_viewport_size({"width": 1280, "height": 1_100})
+        cells = report.locator("tr td:first-child")
+        cells.evaluate_all("(found, name) => found.forEach((cell) => { cell.textContent = name; })", LONG)
+        assert report.evaluate("(element) => element.scrollWidth - element.clientWidth") <= 0
+        settled(page)
