@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from urllib.parse import parse_qs, urlsplit
+
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from helpers.platform.browser import opened
 
+# 02:30 in Berlin, twice: the clocks go back at 01:00 UTC.
+FIRST_MS, SECOND_MS = 1_792_888_200_000, 1_792_891_800_000
+
 
 def time_range(page: Page) -> Locator:
     """The field that shows the time range."""
     return page.get_by_text("Time range", exact=True).locator("..").locator("summary")
+
+
+@contextlib.contextmanager
+def in_berlin(browser: Browser, url: str) -> Iterator[Page]:
+    """A page in the time zone of Berlin."""
+    context = browser.new_context(timezone_id="Europe/Berlin")
+    page = context.new_page()
+    try:
+        page.goto(url)
+        yield page
+    finally:
+        context.close()
 
 
 @pytest.mark.parametrize(
@@ -33,3 +52,18 @@ def test_a_range_that_is_not_possible_shows_what_is_used(browser: Browser, page_
     with opened(browser, f"{page_url}/d/legato-self?refresh=&from=now-1h&to=now-2h") as (page, _):
         expect(time_range(page)).to_contain_text(" – 20")
         assert "now" not in time_range(page).inner_text()
+
+
+def test_the_hour_that_the_clocks_repeat(browser: Browser, page_url: str) -> None:
+    """Two times that read the same have their offsets, and the picker takes back what it shows."""
+    with in_berlin(browser, f"{page_url}/d/legato-self?refresh=&from={FIRST_MS}&to={SECOND_MS}") as page:
+        expect(time_range(page)).to_have_text("2026-10-25 02:30:00 UTC+2 – 2026-10-25 02:30:00 UTC+1")
+        time_range(page).click()
+        page.get_by_role("button", name="Apply").locator("visible=true").click()
+        query = parse_qs(urlsplit(page.url).query)
+        assert (query["from"], query["to"]) == ([str(FIRST_MS)], [str(SECOND_MS)])
+        time_range(page).click()
+        page.get_by_label("To (local time)").fill("2026-10-25T04:00:00")
+        page.get_by_role("button", name="Apply").locator("visible=true").click()
+        expect(time_range(page)).to_have_text("2026-10-25 02:30:00 – 2026-10-25 04:00:00")
+        assert parse_qs(urlsplit(page.url).query)["from"] == [str(FIRST_MS)]

@@ -2,7 +2,7 @@
 
 import { dropdown, element } from "./elements.js";
 import { change, isRelative, momentOf, valuesOf } from "./location.js";
-import { formatTime } from "./panels/units.js";
+import { formatTime, two } from "./panels/units.js";
 import { visibleText } from "./visible.js";
 
 export const ALL = "$__all";
@@ -97,16 +97,18 @@ export function rangePicker(span, onChange) {
   const [from, to] = [span.from_ms, span.to_ms].map((ms) => {
     const input = element("input", { type: "datetime-local", step: "1" });
     input.value = inputTime(ms);
-    return input;
+    const unedited = input.value;
+    // An hour that the clocks repeat has two times of one text: a time that was not edited stays what it is.
+    return { input, moment: () => (input.value === unedited ? ms : new Date(input.value).getTime()) };
   });
   const apply = element("button", { type: "button" }, "Apply");
   apply.addEventListener("click", () => {
-    const [from_ms, to_ms] = [from, to].map(({ value }) => new Date(value).getTime());
+    const [from_ms, to_ms] = [from, to].map(({ moment }) => moment());
     if (from_ms < to_ms) onChange(String(from_ms), String(to_ms));
-    else from.setCustomValidity("The range needs two times, and must end after it begins."), from.reportValidity();
+    else from.input.setCustomValidity("The range needs two times, and must end after it begins."), from.input.reportValidity();
   });
-  for (const input of [from, to]) input.addEventListener("input", () => from.setCustomValidity(""));
-  times.append(field("From (local time)", from), field("To (local time)", to), apply);
+  for (const { input } of [from, to]) input.addEventListener("input", () => from.input.setCustomValidity(""));
+  times.append(field("From (local time)", from.input), field("To (local time)", to.input), apply);
   return field("Time range", dropdown("choice", rangeText(span), element("div", { class: "options" }, times)));
 }
 
@@ -114,8 +116,10 @@ export function rangePicker(span, onChange) {
 function rangeText(span) {
   const named = RANGES.find(([range]) => span.from === `now-${range}` && span.to === "now");
   if (named) return `Last ${named[1]}`;
+  // In the hour that the clocks repeat, the end reads like the begin, or like a time before it.
+  const zone = local(span.from_ms) < local(span.to_ms) ? () => "" : offset;
   const isValid = momentOf(span.from) < momentOf(span.to);
-  const [from, to] = [[span.from, span.from_ms], [span.to, span.to_ms]].map(([given, ms]) => (isValid && isRelative(given) ? given : local(ms)));
+  const [from, to] = [[span.from, span.from_ms], [span.to, span.to_ms]].map(([given, ms]) => (isValid && isRelative(given) ? given : local(ms) + zone(ms)));
   return `${from} – ${to}`;
 }
 
@@ -138,4 +142,9 @@ export const dependentOn = (board, name) => variablesOf(board).filter((variable)
 
 // Local time to the second; fractions of a range are not shown.
 const local = (ms) => formatTime(1_000 * Math.floor(ms / 1_000));
+const offset = (ms) => {
+  const minutes = -new Date(ms).getTimezoneOffset();
+  const [hours, rest] = [Math.floor(Math.abs(minutes) / 60), Math.abs(minutes) % 60];
+  return ` UTC${minutes < 0 ? "-" : "+"}${hours}${rest ? `:${two(rest)}` : ""}`;
+};
 const inputTime = (ms) => local(ms).replace(" ", "T");
