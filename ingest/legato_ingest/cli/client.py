@@ -104,8 +104,10 @@ class Reader:
         code = reply.headers.get("X-ClickHouse-Exception-Code")
         if code is None:
             return f"{self._where} answers (status {reply.status_code}), but not as a read endpoint: is it the read port of `legato serve`?"
+        if code == "516" and self._credentials is None:
+            return f"{self._where} needs a token or a password: put it into LEGATO_READ_PASSWORD"
         if code == "516":
-            return f"{self._where} needs a user and a password, and these are not right: set LEGATO_READ_USER and LEGATO_READ_PASSWORD"
+            return f"the user, the password or the token for {self._where} is not right: set LEGATO_READ_USER and LEGATO_READ_PASSWORD"
         text = reply.content.decode("utf-8", "replace").strip()[:500]
         if code == "60":
             return f"the store behind {self._where} lacks a table of this version ({text}): `legato schema status` shows what is applied"

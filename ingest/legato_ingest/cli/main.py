@@ -6,10 +6,12 @@ printed as one line, with exit status 1. Only commands that open a store import 
 
 from __future__ import annotations
 
+import errno
+import os
 import pathlib
 import sys
 from importlib import metadata
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -23,6 +25,8 @@ from legato_ingest.errors import LegatoError
 from legato_ingest.visible import visible
 
 __all__ = ["app", "main"]
+
+_NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 
 app = typer.Typer(
     name="legato",
@@ -154,5 +158,15 @@ def main() -> None:
         app()
     except LegatoError as error:
         # One line, also where the text of a server is part of the error.
-        print_line(f"{pathlib.Path(sys.argv[0]).name}: {visible(str(error))}", error=True)
-        sys.exit(1)
+        _fail(visible(str(error)))
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        # What is left in the buffer would be written, and fail, again when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _fail(f"cannot write{f' {visible(str(error.filename))}' if error.filename else ''}: {error.strerror}")
+
+
+def _fail(reason: str) -> NoReturn:
+    print_line(f"{pathlib.Path(sys.argv[0]).name}: {reason}", error=True)
+    sys.exit(1)

@@ -78,6 +78,17 @@ def test_errors_of_the_endpoint(reader: Reader) -> None:
         reader.rows("SELECT * FROM rollups_of_later")
 
 
+def test_credentials_are_missing_or_wrong(store: Store) -> None:
+    """Without a password the message says what is needed; with another one, that it is not right. It names the variable to set."""
+    with reading(store, read_password="s3cret") as url:
+        with pytest.raises(ReadError, match="needs a token or a password: put it into LEGATO_READ_PASSWORD$"):
+            Reader(url).rows("SELECT 1")
+        with pytest.raises(ReadError, match=r"is not right: set LEGATO_READ_USER and LEGATO_READ_PASSWORD$") as raised:
+            Reader(url, password="secret").rows("SELECT 1")
+        assert "secret" not in str(raised.value)
+        assert Reader(url, password="s3cret").rows("SELECT 1 AS one") == [{"one": 1}]
+
+
 def test_urls(reader: Reader) -> None:
     """An invalid URL is rejected before any request."""
     for url in ("127.0.0.1:8123", "ftp://x", "", "http://"):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from typer.testing import CliRunner
 
@@ -32,3 +35,11 @@ def test_an_error_of_legato_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys:
         main.main()
     assert raised.value.code == 1
     assert capsys.readouterr().err.startswith("legato: --to must be a ClickHouse server: clickhouse://")
+
+
+def test_a_full_disk_is_one_line() -> None:
+    """Output that finds no space ends the command with one line and exit status 1, without a traceback, also at the interpreter's end."""
+    code = "import sys; sys.argv[0] = 'legato'; from legato_ingest.cli.main import main; main()"
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run([sys.executable, "-c", code, "--version"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (1, "legato: cannot write: No space left on device\n")
