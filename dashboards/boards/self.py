@@ -42,7 +42,7 @@ SELECT count() AS rejected, if(rejected = 0, NULL, {word("rejections", "rejected
 FROM rejected FINAL
 WHERE $__timeFilter_ms(received_at)"""
 LAST_ROLLUP = """
-SELECT dateDiff('second', max(ran_at), now()) AS "seconds ago", sum(minutes) AS "n minutes"
+SELECT dateDiff('second', max(ran_at), now()) AS "ago", sum(minutes) AS "n minutes"
 FROM rollup_runs
 WHERE $__timeFilter_ms(ran_at)
 HAVING count() > 0"""

@@ -1,4 +1,5 @@
-"""The bar of a dashboard, in a real browser: what the time range says."""
+"""The bar of a dashboard and the address, in a real browser: what the time range says, what is chosen, and what a bad address or a
+server that is away leads to."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from helpers.platform.browser import opened
+from helpers.platform.browser import opened, settled
 
 # 02:30 in Berlin, twice: the clocks go back at 01:00 UTC.
 FIRST_MS, SECOND_MS = 1_792_888_200_000, 1_792_891_800_000
@@ -67,3 +68,36 @@ def test_the_hour_that_the_clocks_repeat(browser: Browser, page_url: str) -> Non
         page.get_by_role("button", name="Apply").locator("visible=true").click()
         expect(time_range(page)).to_have_text("2026-10-25 02:30:00 – 2026-10-25 04:00:00")
         assert parse_qs(urlsplit(page.url).query)["from"] == [str(FIRST_MS)]
+
+
+def test_an_empty_value_shows_all(browser: Browser, page_url: str) -> None:
+    """A link of an alert about a service without a name leads to all services, and the page says so."""
+    with opened(browser, f"{page_url}/d/legato-streams?refresh=&var-service=") as (page, _):
+        expect(page.get_by_label("service: All")).to_have_text("All")
+
+
+def test_a_title_that_is_cut_can_be_read(browser: Browser, page_url: str) -> None:
+    """Each panel's title is its tooltip, too."""
+    with opened(browser, f"{page_url}/d/legato-self?refresh=") as (page, _):
+        titles = page.locator("section.panel h2")
+        expect(titles.first).to_be_visible()
+        assert [each.get_attribute("title") for each in titles.all()] == titles.all_inner_texts()
+
+
+def test_the_page_comes_back_with_the_server(browser: Browser, page_url: str) -> None:
+    """A page that was opened while the server was away is drawn when it answers again."""
+    with opened(browser, f"{page_url}/d/legato-self?refresh=") as (page, _):
+        settled(page)
+        page.route("**/api/**", lambda route: route.abort())
+        page.get_by_role("navigation").get_by_role("link", name="Runbook").click()
+        expect(page.get_by_role("alert")).to_contain_text("legato serve does not answer")
+        page.unroute("**/api/**")
+        expect(page.locator("h1")).to_contain_text("Runbook")
+
+
+@pytest.mark.parametrize("path", ["/d/%ff", "/stream/%ff"])
+def test_an_address_that_is_no_text(browser: Browser, page_url: str, path: str) -> None:
+    """The page says that there is no such dashboard or stream."""
+    with opened(browser, f"{page_url}{path}") as (page, seen):
+        expect(page.locator("main")).to_contain_text("no ")
+        assert [error for error in seen.errors if "Failed to load resource" not in error] == []

@@ -14,7 +14,8 @@ const REFRESHES = ["", "5s", "10s", "30s", "1m", "5m", "15m"];
 export function chosen(board) {
   const values = {};
   for (const variable of variablesOf(board)) {
-    const given = valuesOf(variable.name);
+    // An empty value has the rows of all, as links of alerts have for a service without a name.
+    const given = valuesOf(variable.name).map((value) => (value === "" && variable.includeAll ? ALL : value));
     values[variable.name] = given.length ? given : [variable.current?.value ?? ""].flat();
   }
   return values;

@@ -23,12 +23,21 @@ export function valuesOf(name) {
   return parameters().getAll(`var-${name}`);
 }
 
+// A part of the address; as it is where it is no text.
+export function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}
+
 // The dashboard of the address: "/" is the first one, and "/blame" another name of the attribution.
 export function boardAt() {
   const [kind, uid] = window.location.pathname.split("/").filter(Boolean);
   if (kind === undefined) return "legato-streams";
   if (kind === "blame") return "legato-attribution";
-  return kind === "d" ? decodeURIComponent(uid) : "";
+  return kind === "d" ? decoded(uid ?? "") : "";
 }
 
 // The time range and variables of the address, to be carried over to another page.

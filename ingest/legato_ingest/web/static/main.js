@@ -3,7 +3,7 @@
 import { ApiError, fetchJson } from "./api.js";
 import { showDashboard } from "./dashboard.js";
 import { element, message } from "./elements.js";
-import { boardAt, change, go, pageUrl, parameters } from "./location.js";
+import { boardAt, change, decoded, go, pageUrl, parameters } from "./location.js";
 import { drawLogin } from "./login.js";
 import { drawNavigation, followLink, openStream } from "./navigation.js";
 import { showIncident } from "./pages/incident.js";
@@ -13,6 +13,7 @@ import { applyTheme, switchTheme, theme } from "./theme.js";
 import { visibleText } from "./visible.js";
 
 const page = document.getElementById("page");
+const RETRY_MS = 3_000;
 const NOTHING = { destroy() {} };
 let shown = NOTHING;
 let visit = 0;
@@ -61,9 +62,14 @@ async function show(navigated) {
     else shown = drawn;
     if (navigated && mine === visit) page.focus({ preventScroll: true });
   } catch (error) {
-    if (mine === visit) showError(error);
+    if (mine !== visit) return;
+    showError(error);
+    if (isAway(error)) setTimeout(() => mine === visit && show(false), RETRY_MS);
   }
 }
+
+// The server, or the one that a proxy asks, is not there: it may be started again.
+const isAway = (error) => error instanceof ApiError && (error.status === 0 || error.status >= 502);
 
 // A dashboard draws the rows that it has; the other pages are drawn from the start.
 function changeTheme() {
@@ -73,7 +79,7 @@ function changeTheme() {
 }
 
 async function drawPage(board, isShown) {
-  const [kind, name] = window.location.pathname.split("/").filter(Boolean).map(decodeURIComponent);
+  const [kind, name] = window.location.pathname.split("/").filter(Boolean).map(decoded);
   // Each visit has its own element: a reply that is late for an earlier visit draws into one that is no longer in the document.
   const place = element("div");
   page.replaceChildren(place);
@@ -96,7 +102,9 @@ function drawStream(place, identity) {
 }
 
 function showError(error) {
-  if (!(error instanceof ApiError && error.status === 401)) page.replaceChildren(message(error.message));
+  if (error instanceof ApiError && error.status === 401) return;
+  const shownAlready = page.childElementCount === 1 && page.firstElementChild.matches(".message") && page.textContent === visibleText(error.message);
+  if (!shownAlready) page.replaceChildren(message(error.message));
 }
 
 // Several requests notice the same end of a session: the form is drawn once.

@@ -24,7 +24,7 @@ export class PanelView {
       about.hidden = !about.hidden;
       help.setAttribute("aria-expanded", String(!about.hidden));
     });
-    const made = element("header", {}, element("h2", {}, panel.title), ...(panel.description ? [help] : []));
+    const made = element("header", {}, element("h2", { title: visibleText(panel.title) }, panel.title), ...(panel.description ? [help] : []));
     if (this.refs().length) made.append(this.menu());
     return [made, about];
   }
