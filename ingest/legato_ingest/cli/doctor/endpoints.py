@@ -60,7 +60,7 @@ def read_endpoint(setup: Setup) -> Finding:
     except ReadError as error:
         todo = (
             "a reader's token goes into LEGATO_READ_PASSWORD"
-            if "user and a password" in str(error)
+            if "LEGATO_READ_PASSWORD" in str(error)
             else "--url or LEGATO_READ_URL set its address"
         )
         return fault(name, str(error), todo)
