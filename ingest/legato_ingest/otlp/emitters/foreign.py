@@ -84,6 +84,9 @@ _CANCELLED = re.compile(r"cancel|abort|abandon|GeneratorExit|disconnect", re.IGN
 _BROKEN = ("error", "failed")
 _NO_END = ("unknown", "in_progress", "queued", "none", "null")
 _TIMED_OUT = re.compile(r"time.?out|deadline", re.IGNORECASE)
+# Texts of lists that are not JSON: Python's, and those that were cut.
+_LIST = re.compile(r"""\[\s*[\["'{]""")
+_FIRST_TEXT = re.compile(r"""\[\s*(["'])([^"'\\]*)\1""")
 # An error type of the conventions that names no error.
 _OTHER = "_OTHER"
 _LAST_EVENTS = 8
@@ -198,14 +201,23 @@ def plain(text: str) -> str:
 
 
 def _unquoted(text: str) -> str:
-    """Return the text in a JSON string, or the first text of a JSON array of texts; any other text as it is."""
+    """Return the text in a JSON string, or the first text of a list in JSON or in Python's notation; any other text as it is.
+
+    Of an object in a list its finish reason or its type counts. A list without such a text is unknown.
+    """
     try:
         inner = json.loads(text)
     except (ValueError, RecursionError):
-        return text
-    if isinstance(inner, list):
-        inner = inner[0] if inner else ""
-    return plain(inner) if isinstance(inner, str) else text
+        if not _LIST.match(text):
+            return text
+        found = _FIRST_TEXT.match(text)
+        return found[2] if found else ""
+    if not isinstance(inner, list):
+        return plain(inner) if isinstance(inner, str) else text
+    inner = inner[0] if inner else ""
+    if isinstance(inner, dict):
+        inner = inner.get("finish_reason") or inner.get("type")
+    return plain(inner) if isinstance(inner, str) else ""
 
 
 def streamed_of(loose: Loose) -> bool | None:

@@ -140,6 +140,29 @@ def test_a_first_chunk_before_the_start_has_no_ttft(scope: str, attributes: dict
     assert (row["ttft_us"], row["ttfo_us"], "ttft_before_start" in row["flags"]) == (None, None, True)
 
 
+@pytest.mark.parametrize(
+    ("sent", "stored"),
+    [
+        ('["stop"]', "stop"),
+        ('[{"type": "stop", "matched": 128009}]', "stop"),
+        ('[{"type": "x", "finish_reason": "length"}]', "length"),
+        ('[{"matched": 7}]', ""),
+        ("[7]", ""),
+        ("[]", ""),
+        ("['stop']", "stop"),
+        ("[{'type': 'stop'}]", ""),
+        ('["stop", "' + "x" * 2_000, "stop"),
+        ('[{"type": "' + "x" * 2_000, ""),
+        ('"stop"', "stop"),
+        ("[fast] m", "[fast] m"),
+    ],
+)
+def test_a_list_in_a_text_gives_its_first_text(sent: str, stored: str) -> None:
+    """A finish reason is a name, never the source text of a list."""
+    span, attributes = span_of({"gen_ai.response.finish_reasons": sent})
+    assert foreign_record(span, attributes, Loose(attributes), "x").finish_reason == stored
+
+
 def test_texts_out_of_json_can_be_stored() -> None:
     """JavaScript cuts texts inside of characters; the half of one is replaced, and nothing is rejected."""
     body = request({"service.name": "shop"}, {"x": 1})
