@@ -216,7 +216,7 @@ def plain(text: str) -> str:
 def _unquoted(text: str) -> str:
     """Return the text in a JSON string, or the first text of a list in JSON or in Python's notation; any other text as it is.
 
-    Of an object in a list its type counts: SGLang's finish reasons are objects. A list without such a text is unknown.
+    Of an object in a list its finish reason or its type counts. A list without such a text is unknown.
     """
     try:
         inner = json.loads(text)
