@@ -105,7 +105,7 @@ class Reader:
         if code is None:
             return f"{self._where} answers (status {reply.status_code}), but not as a read endpoint: is it the read port of `legato serve`?"
         if code == "516" and self._credentials is None:
-            return f"{self._where} needs a token or a password: put it into LEGATO_READ_PASSWORD"
+            return f"{self._where} needs a password or a token: set LEGATO_READ_USER and LEGATO_READ_PASSWORD; a token needs no user"
         if code == "516":
             return f"the user, the password or the token for {self._where} is not right: set LEGATO_READ_USER and LEGATO_READ_PASSWORD"
         text = reply.content.decode("utf-8", "replace").strip()[:500]

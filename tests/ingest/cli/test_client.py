@@ -81,7 +81,7 @@ def test_errors_of_the_endpoint(reader: Reader) -> None:
 def test_credentials_are_missing_or_wrong(store: Store) -> None:
     """Without a password the message says what is needed; with another one, that it is not right. It names the variable to set."""
     with reading(store, read_password="s3cret") as url:
-        with pytest.raises(ReadError, match="needs a token or a password: put it into LEGATO_READ_PASSWORD$"):
+        with pytest.raises(ReadError, match="set LEGATO_READ_USER and LEGATO_READ_PASSWORD; a token needs no user$"):
             Reader(url).rows("SELECT 1")
         with pytest.raises(ReadError, match=r"is not right: set LEGATO_READ_USER and LEGATO_READ_PASSWORD$") as raised:
             Reader(url, password="secret").rows("SELECT 1")
