@@ -22,10 +22,10 @@ from legato_ingest.definitions import TEXT
 __all__ = ["ChunkEvents", "Content", "chunk_events"]
 
 # Names that stand for a chunk wherever they occur: OpenLLMetry since 0.5 and before, Mellea, the token events of a proposal to the
-# conventions, MLflow.
+# conventions, MLflow, and the plain word of spans by hand.
 _KNOWN = frozenset(
     ("gen_ai.content.completion.chunk", "llm.content.completion.chunk", "chunk_processed", "gen_ai.token.generated", "gen_ai.chunk",
-     "mlflow.chunk.item")
+     "mlflow.chunk.item", "chunk")
 )  # fmt: skip
 # Other names are guesses, right only where the span says that it streamed: retrieved chunks and refreshed tokens are events, too.
 _CHUNK_WORD = re.compile(r"(?:^|[^a-z])(?:chunk|token|delta)s?(?:$|[^a-z])", re.IGNORECASE)
