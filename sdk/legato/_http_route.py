@@ -123,10 +123,11 @@ def wsgi_template(environ: Mapping[str, Any], *, is_django: bool = False) -> str
 def is_django(app: Any) -> bool:
     """Whether this is an application of Django's, also within middlewares of the usual form."""
     base: Any = getattr(sys.modules.get("django.core.handlers.base"), "BaseHandler", None)
-    for _ in range(_DEPTH_MAX if base is not None else 0):
-        if isinstance(app, base):
-            return True
-        app = getattr(app, "app", None) or getattr(app, "application", None)
+    with guard("http.route"):
+        for _ in range(_DEPTH_MAX if base is not None else 0):
+            if isinstance(app, base):
+                return True
+            app = getattr(app, "app", None) or getattr(app, "application", None)
     return False
 
 

@@ -40,9 +40,7 @@ class StreamMiddleware:
         self.vantage = vantage
         self.engine_id = engine_id or recording_settings().engine_id
         self.disabled = recording_settings().disabled
-        self._is_django = False
-        with guard("asgi"):
-            self._is_django = is_django(app)
+        self._is_django = is_django(app)
         configure_if_given("asgi")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -37,9 +37,7 @@ class StreamMiddleware:
         self.vantage = vantage
         self.engine_id = engine_id or recording_settings().engine_id
         self.disabled = recording_settings().disabled
-        self._is_django = False
-        with guard("wsgi"):
-            self._is_django = is_django(app)
+        self._is_django = is_django(app)
         configure_if_given("wsgi")
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:

@@ -20,7 +20,7 @@ from legato_ingest.quoting import Value, parameter
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["DEFAULT_URL", "DEFAULT_USER", "ReadError", "Reader", "SloLimits"]
+__all__ = ["DEFAULT_URL", "DEFAULT_USER", "CredentialsError", "ReadError", "Reader", "SloLimits"]
 
 DEFAULT_URL = "http://127.0.0.1:8123"
 DEFAULT_USER = "legato"
@@ -30,6 +30,10 @@ _NOT_FOUND = 404
 
 class ReadError(LegatoError):
     """The endpoint cannot be reached, or its reply is not the result of the query."""
+
+
+class CredentialsError(ReadError):
+    """The endpoint needs credentials, and none were sent or they are not right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,7 @@ class Reader:
         query = {"default_format": "JSONEachRow", **{f"param_{name}": parameter(value) for name, value in (parameters or {}).items()}}
         reply = self._request("POST", f"{self._path}?{urlencode(query)}", sql.encode())
         if reply.status_code != 200 or "X-ClickHouse-Format" not in reply.headers:
-            raise ReadError(self._complaint(reply))
+            raise self._complaint(reply)
         return [json.loads(line) for line in reply.content.splitlines()]
 
     def slo(self) -> SloLimits:
@@ -76,7 +80,7 @@ class Reader:
             found = reply.json()
             gap_ms, first_ms, stall_ms = (float(found[name]) for name in ("gap_ms", "first_output_ms", "stall_ms"))
         except (ValueError, KeyError, TypeError):
-            raise ReadError(self._complaint(reply)) from None
+            raise self._complaint(reply) from None
         return SloLimits(gap_ms, first_ms, stall_ms, from_server=True)
 
     def _request(self, method: str, target: str, body: bytes = b"") -> httpx.Response:
@@ -100,18 +104,26 @@ class Reader:
                 f"cannot query {self._where} ({type(error).__name__}: {error}): is it the read port of `legato serve`?"
             ) from None
 
-    def _complaint(self, reply: httpx.Response) -> str:
+    def _complaint(self, reply: httpx.Response) -> ReadError:
         code = reply.headers.get("X-ClickHouse-Exception-Code")
         if code is None:
-            return f"{self._where} answers (status {reply.status_code}), but not as a read endpoint: is it the read port of `legato serve`?"
+            return ReadError(
+                f"{self._where} answers (status {reply.status_code}), but not as a read endpoint: is it the read port of `legato serve`?"
+            )
         if code == "516" and self._credentials is None:
-            return f"{self._where} needs a password or a token: set LEGATO_READ_USER and LEGATO_READ_PASSWORD; a token needs no user"
+            return CredentialsError(
+                f"{self._where} needs a password or a token: set LEGATO_READ_USER and LEGATO_READ_PASSWORD; a token needs no user"
+            )
         if code == "516":
-            return f"the user, the password or the token for {self._where} is not right: set LEGATO_READ_USER and LEGATO_READ_PASSWORD"
+            return CredentialsError(
+                f"the user, the password or the token for {self._where} is not right: set LEGATO_READ_USER and LEGATO_READ_PASSWORD"
+            )
         text = reply.content.decode("utf-8", "replace").strip()[:500]
         if code == "60":
-            return f"the store behind {self._where} lacks a table of this version ({text}): `legato schema status` shows what is applied"
-        return f"{self._where} refused the query (status {reply.status_code}): {text}"
+            return ReadError(
+                f"the store behind {self._where} lacks a table of this version ({text}): `legato schema status` shows what is applied"
+            )
+        return ReadError(f"{self._where} refused the query (status {reply.status_code}): {text}")
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import numpy as np
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -84,8 +85,19 @@ def silence(world: World, vantage: str, token: int, length_ms: int | None) -> Ex
     return body
 
 
-def steps(world: World, streams: int = 1, *, engine_id: str = ENGINE, epoch_ns: int = 5) -> ExportTraceServiceRequest:
-    """A request with the engine's steps and the finished requests of the first ``streams`` streams."""
+def steps(
+    world: World,
+    streams: int = 1,
+    *,
+    engine_id: str = ENGINE,
+    epoch_ns: int = 5,
+    preempted: int | None = None,
+    ended: Sequence[FinishedRequest] | None = None,
+) -> ExportTraceServiceRequest:
+    """A request with the engine's steps and the finished requests of the first ``streams`` streams, or those that ``ended``.
+
+    ``preempted``: the preemptions that each step reports.
+    """
     records = world.records()
     made = [
         Step(
@@ -98,8 +110,11 @@ def steps(world: World, streams: int = 1, *, engine_id: str = ENGINE, epoch_ns: 
             prefill_requests=int(records.prefill_requests[i]),
             decode_requests=int(records.decode_requests[i]),
             decode_tokens=int(records.decode_tokens[i]),
+            preempted=preempted,
         )
         for i in range(world.steps)
     ]
-    ended = [FinishedRequest(world.steps - 1, response_id(number), queued_us=QUEUED_US, prefill_us=PREFILL_US) for number in range(streams)]
+    if ended is None:
+        named = map(response_id, range(streams))
+        ended = [FinishedRequest(world.steps - 1, name, queued_us=QUEUED_US, prefill_us=PREFILL_US) for name in named]
     return steps_request(Engine(engine_id, epoch_ns), made, ended)

@@ -29,7 +29,6 @@ from legato_ingest.storage.sql import between_ns, quoted, quoted_all, unquoted
 
 __all__ = ["load_engines"]
 
-
 _COLUMNS = (
     "interval_us", "running", "waiting",
     "prefill_requests", "prefill_tokens", "decode_requests", "decode_tokens", "draft_tokens",
@@ -67,13 +66,13 @@ class _Finished:
 
 
 class _Read(NamedTuple):
-    """The steps of an engine. By response id: the index of the step in which the request ended, and how often it was preempted (empty if
-    the engine does not report it).
+    """The steps of an engine, the index of the step in which each request ended, by response id, and the ids of the requests that the
+    engine reports as never preempted.
     """
 
     steps: Steps
     last_step: Mapping[str, int]
-    preemptions: Mapping[str, int]
+    never_preempted: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +203,7 @@ def _engines_by_requests(store: Store, served: Mapping[EngineKey, _Served]) -> d
             server_offset=offsets[key].server,
             client_offsets=offsets[key].clients,
             last_step=read[key].last_step,
-            preemptions=read[key].preemptions,
+            never_preempted=read[key].never_preempted,
             first_token_ns=first_tokens.get(key, {}),
         )
         for key, steps in steps_of.items()
@@ -277,18 +276,11 @@ def _steps(rows: Rows, requests: Rows | None) -> _Read:
         **{name: rows[name][order].astype(np.float64) for name in _COLUMNS[1:]},
     )
     if requests is None:
-        return _Read(steps, {}, {})
+        return _Read(steps, {}, frozenset())
+    names = list(map(unquoted, requests["response_id"].tolist()))
     # By step: a response of several sequences ends with the last of them.
-    by_step = np.argsort(ended_in, kind="stable")
-    names = requests["response_id"][by_step].tolist()
-    last_step = {unquoted(name): step for name, step in zip(names, ended_in[by_step].tolist(), strict=True) if step >= 0 and name}
-    return _Read(steps, last_step, {} if np.isnan(rows["preempted"].astype(np.float64)).all() else _preemptions(requests))
-
-
-def _preemptions(requests: Rows) -> dict[str, int]:
-    """Return how often each request was preempted, by response id; of several sequences all together."""
-    out: dict[str, int] = {}
-    for name, count in zip(requests["response_id"].tolist(), requests["preemptions"].tolist(), strict=True):
-        if name:
-            out[unquoted(name)] = out.get(unquoted(name), 0) + int(count)
-    return out
+    by_step = np.argsort(ended_in, kind="stable").tolist()
+    last_step = {names[row]: int(ended_in[row]) for row in by_step if ended_in[row] >= 0 and names[row]}
+    is_reported = not np.isnan(rows["preempted"].astype(np.float64)).all()
+    preempted = {names[row] for row in np.flatnonzero(requests["preemptions"] > 0).tolist()}
+    return _Read(steps, last_step, frozenset(names) - preempted - {""} if is_reported else frozenset())

@@ -114,7 +114,7 @@ def _gaps_of_stream(stream: Stream, engine: Engine | None, gap_ns_min: int) -> G
     """Return the long gaps of a stream; a server that was not recorded is concluded from the engine's steps."""
     if engine is None:
         return gaps_of(stream.judged, stream.server, 0, gap_ns_min, has_client=stream.has_client, is_open=stream.is_open)
-    never_preempted = engine.preemptions.get(stream.response_id) == 0
+    never_preempted = stream.response_id in engine.never_preempted
     if stream.server is not None:
         offset, error = engine.offset_ns or 0, engine.offset_error_ns
         return gaps_of(

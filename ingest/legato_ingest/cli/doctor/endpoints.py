@@ -14,7 +14,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from legato_ingest.auth.tokens import READ, WRITE, load
-from legato_ingest.cli.client import ReadError
+from legato_ingest.cli.client import CredentialsError, ReadError
 from legato_ingest.cli.doctor.certificate import certificate
 from legato_ingest.cli.doctor.findings import Check, Finding, Setup, fault, skipped, warning, well
 from legato_ingest.errors import LegatoError
@@ -60,7 +60,7 @@ def read_endpoint(setup: Setup) -> Finding:
     except ReadError as error:
         todo = (
             "a reader's token goes into LEGATO_READ_PASSWORD"
-            if "LEGATO_READ_PASSWORD" in str(error)
+            if isinstance(error, CredentialsError)
             else "--url or LEGATO_READ_URL set its address"
         )
         return fault(name, str(error), todo)

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from helpers.builders.judging import RECEIVED_NS, WORLD, put_all, verdicts, worker
 from helpers.builders.world import MS, World
@@ -87,30 +86,6 @@ def test_no_verdict_depends_on_another_tenant(store: Store) -> None:
     assert store.select(f"SELECT {columns} FROM verdicts FINAL WHERE tenant = 'a' ORDER BY ALL") == alone
 
 
-def finished_by(
-    engine_id: str, at: int, world: World, preemptions: int = 0, preempted: int | None = None, output_tokens: int = 0
-) -> ExportTraceServiceRequest:
-    """The steps of an engine that finished the world's first request in the step ``at``; ``preempted``: what the steps report."""
-    records = world.records()
-    made = [
-        Step(
-            number=i,
-            recorded_ns=int(records.recorded_ns[i]) // 1000 * 1000,
-            interval_us=int(records.interval_ns[i]) // 1000 if i else None,
-            running=int(records.running[i]),
-            waiting=int(records.waiting[i]),
-            prefill_tokens=int(records.prefill_tokens[i]),
-            prefill_requests=int(records.prefill_requests[i]),
-            decode_requests=int(records.decode_requests[i]),
-            decode_tokens=int(records.decode_tokens[i]),
-            preempted=preempted,
-        )
-        for i in range(world.steps)
-    ]
-    ended = FinishedRequest(at, response_id(0), preemptions=preemptions, output_tokens=output_tokens)
-    return steps_request(Engine(engine_id, 5), made, [ended])
-
-
 @pytest.mark.parametrize("names", [("a", "e"), ("z", "e")])
 @pytest.mark.parametrize("is_first", [False, True])
 def test_of_two_engines_that_finish_a_request_the_later_one_made_it(store: Store, names: tuple[str, str], is_first: bool) -> None:
@@ -119,7 +94,8 @@ def test_of_two_engines_that_finish_a_request_the_later_one_made_it(store: Store
     prompts = World(seed=5, streams=1, prefill={i: 2_000 for i in range(3, 160, 3)}, steps=160, offset_ns=-11_000 * MS)
     at = int(np.searchsorted(prompts.recorded, world.ends[0]))
     assert prompts.recorded[at] < world.recorded[-1] - 1_000 * MS
-    bodies = [finished_by(names[0], at, prompts, output_tokens=1), finished_by(names[1], world.steps - 1, world, output_tokens=400)]
+    ends = [FinishedRequest(at, response_id(0), output_tokens=1), FinishedRequest(world.steps - 1, response_id(0), output_tokens=400)]
+    bodies = [steps(made, engine_id=name, ended=[end]) for made, name, end in zip((prompts, world), names, ends, strict=True)]
     for body in bodies if is_first else reversed(bodies):
         put(store, body, RECEIVED_NS)
     put(store, stream(world, "server"), RECEIVED_NS)
@@ -155,7 +131,8 @@ def test_the_report_of_the_engine_decides_whether_a_request_was_preempted(
 ) -> None:
     """Another request is preempted while this one gets no token: it was not scheduled, or its text was held back."""
     world = World(preempted=(200, 215))
-    put(store, finished_by("e", world.steps - 1, world, preemptions, preempted), RECEIVED_NS)
+    ended = FinishedRequest(world.steps - 1, response_id(0), preemptions=preemptions)
+    put(store, steps(world, preempted=preempted, ended=[ended]), RECEIVED_NS)
     put(store, stream(world, "server"), RECEIVED_NS)
     put(store, stream(world, "client"), RECEIVED_NS)
     worker(store).step()
