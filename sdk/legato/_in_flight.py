@@ -23,6 +23,7 @@ from opentelemetry.sdk.resources import Resource
 from legato._clock import now_ns
 from legato._errors import guard
 from legato._exits import after_fork
+from legato._otlp_session import ExportSession
 from legato._pace import Starter, check, in_background, waits_since
 from legato._worker import worker
 
@@ -93,7 +94,10 @@ class InFlight:
             if data is not None and data.resource_metrics:
                 exporter.export(data)
 
-        exporter = OTLPMetricExporter(endpoint=self._url, headers=self._headers, timeout=_TIMEOUT_S, compression=Compression.Gzip)
+        session = ExportSession("metrics", self._url, self._headers)
+        exporter = OTLPMetricExporter(
+            endpoint=self._url, headers=self._headers, timeout=_TIMEOUT_S, compression=Compression.Gzip, session=session
+        )
         reader = InMemoryMetricReader()
         provider = _MeterProvider([reader], resource=Resource(self._service), shutdown_on_exit=False)
         provider.get_meter("legato").create_observable_gauge("legato.stream.in_flight", [observe], unit="{stream}")

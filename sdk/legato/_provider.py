@@ -20,11 +20,11 @@ from opentelemetry.sdk.trace import ReadableSpan, Span, SpanLimits, SpanProcesso
 from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult
-from requests import ConnectionError, PreparedRequest, Response, Session
+from requests import Response
 
 from legato._errors import warn_once
 from legato._in_flight import InFlight
-from legato._pace import check
+from legato._otlp_session import ExportSession
 from legato._replies import replies
 from legato._sender import Export, Sender
 from legato._spans import PARTS, scope
@@ -71,7 +71,7 @@ class Provider:
             self._in_flight.close()
 
     def _make_export(self) -> Export:
-        session = _Session()
+        session = ExportSession("traces", self._url, self._headers or {})
         session.hooks["response"] += [replies.note, _note_rejected]
         exporter = OTLPSpanExporter(endpoint=self._url, headers=self._headers, compression=Compression.Gzip, session=session)
         return lambda spans: exporter.export(spans) is SpanExportResult.SUCCESS
@@ -100,19 +100,6 @@ def resource_of(service_name: str | None, service_version: str | None) -> Resour
     if isinstance(application, Resource):
         found.update({key: value for key, value in application.attributes.items() if key != "service.instance.id"})
     return Resource({**found, **{key: value for key, value in named.items() if value}})
-
-
-class _Session(Session):
-    """Notes if no server was found. The exporter tries again, and says so only when it gives up."""
-
-    def send(self, request: PreparedRequest, **more: Any) -> Response:
-        """Send a request, unless this is the copy of a thread that was sending it at a fork: its parent goes on."""
-        check()
-        try:
-            return super().send(request, **more)
-        except ConnectionError:
-            replies.is_unreachable = True
-            raise
 
 
 class _TracerProvider(TracerProvider):

@@ -1,0 +1,62 @@
+"""The headers of Legato's exports beside OpenTelemetry's variables: credentials of another backend do not reach Legato's endpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.resources import Resource
+
+import legato
+from helpers.servers.receiver import receiver
+from legato._in_flight import InFlight
+from legato._otlp_session import ExportSession
+from legato._provider import Provider
+
+VENDOR, OWN = "Bearer of-the-vendor", "Bearer of-legato"
+
+
+@pytest.fixture(autouse=True)
+def closed_sessions(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Close the sessions of a test: exporters keep them until the process ends."""
+    made, make = list[ExportSession](), ExportSession.__init__
+
+    def remember(self: ExportSession, *arguments: Any) -> None:
+        make(self, *arguments)
+        made.append(self)
+
+    monkeypatch.setattr(ExportSession, "__init__", remember)
+    yield
+    for session in made:
+        session.close()
+
+
+@pytest.mark.parametrize(
+    ("environ", "headers", "sent"),
+    [
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "https://api.vendor.example"}, None, ("", "")),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "vendor.example:4317"}, None, ("", "")),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "https://api.vendor.example"}, {"Authorization": OWN}, (OWN, OWN)),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "https://api.vendor.example/v1/traces"}, None, ("", VENDOR)),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:4317"}, None, (VENDOR, VENDOR)),
+        ({}, None, (VENDOR, VENDOR)),
+        ({}, {"Authorization": OWN}, (OWN, OWN)),
+    ],
+)
+def test_headers_of_another_host_are_left_out(
+    environ: dict[str, str], headers: dict[str, str] | None, sent: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``sent``: the Authorization of traces and of metrics. The variable of a signal comes before the general one."""
+    for name, value in {**environ, "OTEL_EXPORTER_OTLP_HEADERS": f"Authorization={VENDOR.replace(' ', '%20')}"}.items():
+        monkeypatch.setenv(name, value)
+    with receiver() as endpoint:
+        provider = Provider(endpoint.url, headers, Resource({"service.name": "s"}), 1.0)
+        provider.tracer.start_span("chat m").end()
+        assert provider._sender.flush(30)
+        gauge = InFlight(f"{endpoint.url}/v1/metrics", headers, {"service.name": "s"})
+        report = gauge._reporter()
+        with legato.stream(model="m"):
+            report()
+        found = {each.path: each.authorization for each in endpoint.accepted}
+    assert (found["/v1/traces"], found["/v1/metrics"]) == sent
