@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from legato_ingest.attribution.load.by_engine import ENGINE_NS_SPARSE, Window, Windows, batches_of, span_of
 from legato_ingest.attribution.load.due import STREAM_NS_MAX
-from legato_ingest.attribution.load.engine_ids import is_one_of
+from legato_ingest.attribution.load.engine_ids import is_one_of, stored_key
 from legato_ingest.attribution.load.streams import clock_of
 from legato_ingest.attribution.model.clock_offset import clock_offset
 from legato_ingest.attribution.model.scraped import AROUND_NS, EngineKey
@@ -91,7 +91,8 @@ def _ended(store: Store, batch: Windows, ends: Mapping[EngineKey, RecordedEnds])
     """Return the streams of these engines' requests."""
     recorded, (low, high) = span_of({key: ends[key].recorded for key in batch}), span_of(batch)
     inside = between_ns("start_time", low - STREAM_NS_MAX, high)
-    return store.select_arrow(_ENDED.format(inside=inside, engines=is_one_of(batch), recorded=between_ns("recorded_at", *recorded)))
+    engines = is_one_of({stored_key(key) for key in batch})
+    return store.select_arrow(_ENDED.format(inside=inside, engines=engines, recorded=between_ns("recorded_at", *recorded)))
 
 
 @dataclass(frozen=True, slots=True)
