@@ -114,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         signal.signal(number, lambda *_: agent.stop())
     log.info("listening at %s, sending to %s", settings.pipe, settings.endpoint)
     complete = agent.run()
-    log.info("stopped; %s", "everything was sent" if complete else "some records were not sent")
+    log.info("stopped; %s", "everything was sent" if complete else f"some records were not sent: {metrics.dropped_text()}")
     sys.exit(0 if complete else 1)
 
 

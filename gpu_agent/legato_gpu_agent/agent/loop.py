@@ -54,7 +54,7 @@ class Agent:
         self._stopping = True
 
     def run(self) -> bool:
-        """Run until stopped; return whether everything was sent."""
+        """Run until stopped; return whether every record was sent, since the start."""
         self._exporter.start()
         self._collectors.start()
         flush_s = time.monotonic() + self._settings.flush_ms / 1000
@@ -75,10 +75,8 @@ class Agent:
         self._collectors.stop()
         self._read()
         self._reader.close()
-        forgotten = sum(self._step_buffer.forgotten.values())
         self._flush(closing=True)
-        all_had_steps = sum(self._step_buffer.forgotten.values()) == forgotten
-        return self._exporter.shutdown(SHUTDOWN_S) and all_had_steps
+        return self._exporter.shutdown(SHUTDOWN_S) and not self._metrics.dropped_text()
 
     def _read(self) -> None:
         """Read all datagrams of the pipe."""

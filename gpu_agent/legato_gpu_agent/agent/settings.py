@@ -17,6 +17,9 @@ from legato_gpu_agent.plugin.identity import engine_id_from_url, pipe_path
 __all__ = ["Settings", "SettingsError"]
 
 
+_SIGNAL_PATHS = ("/v1/traces", "/v1/metrics", "/v1/logs")
+
+
 class SettingsError(ValueError):
     """A setting with an invalid value, or one that does not work on this host."""
 
@@ -59,7 +62,7 @@ class Settings:
         """Return the settings in these variables. Raises ``SettingsError``."""
         return cls(
             pipe=_pipe(environ),
-            endpoint=_url(environ, "LEGATO_ENDPOINT", "http://127.0.0.1:4318"),
+            endpoint=_endpoint(environ, "LEGATO_ENDPOINT", "http://127.0.0.1:4318"),
             token=_token(environ, "LEGATO_TOKEN"),
             flush_ms=_whole(environ, "LEGATO_ENGINE_FLUSH_MS", 1_000, 10, 600_000),
             metrics_port=_whole(environ, "LEGATO_AGENT_METRICS_PORT", 0, 0, 65_535),
@@ -82,11 +85,14 @@ def _pipe(environ: Mapping[str, str]) -> pathlib.Path:
     return path
 
 
-def _url(environ: Mapping[str, str], key: str, default: str) -> str:
-    value = environ.get(key) or default
+def _endpoint(environ: Mapping[str, str], key: str, default: str) -> str:
+    value = (environ.get(key) or default).rstrip("/")
     if not _is_url(value):
         raise SettingsError(f"{key} has value {value!r}: expected a URL like {default}")
-    return value.rstrip("/")
+    if value.endswith(_SIGNAL_PATHS):
+        base = value.rpartition("/v1/")[0]
+        raise SettingsError(f"{key} has value {value!r}: expected the base URL {base}, to which the agent adds the path of each signal")
+    return value
 
 
 def _is_url(value: str) -> bool:
