@@ -18,7 +18,7 @@ from legato_gpu_agent.collectors.http_fetch import Fetcher, FetchError
 from legato_gpu_agent.collectors.measurement import Measured, Measurement
 from legato_gpu_agent.collectors.procfs import Listener, Proc
 from legato_gpu_agent.engines.registry import ENGINES, detect_engine
-from legato_gpu_agent.plugin.identity import LOOPBACK, client_host, host_and_port
+from legato_gpu_agent.plugin.identity import ENGINE_ID, LOOPBACK, client_host, host_and_port
 
 __all__ = ["EngineDiscovery"]
 
@@ -66,7 +66,7 @@ class EngineDiscovery:
                     continue
                 url = _url_of(listener, port)
                 if self._is_engine(url, port, listener.inode):
-                    self._add_engine("", url)
+                    self._add_engine(self._name_of(listener), url)
         if not self._known:
             raise NotAvailable("no engine's metrics endpoint was found: set LEGATO_ENGINES to the URL of an engine that serves /metrics")
         yield Measurement("legato.agent.engines", "{engine}", float(len(self._known)))
@@ -81,6 +81,12 @@ class EngineDiscovery:
             self._known.add(metrics.engine_id)
             self._add(metrics)
         return is_local
+
+    def _name_of(self, listener: Listener) -> str:
+        """Return the LEGATO_ENGINE_ID of the process that listens, which its plugin and its middleware use; '' without one."""
+        proc = self._proc
+        holders = [pid for pid in proc.pids() if proc.holds(pid, listener.inode)] if proc else []
+        return next((name for pid in holders if proc and (name := proc.variable(pid, ENGINE_ID))), "")
 
     def _claim(self, url: str) -> bool | None:
         """Exclude the socket at this URL from probes; return whether it is on this host (``None``: its name is not resolved)."""

@@ -14,9 +14,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
-__all__ = ["LOOPBACK", "client_host", "engine_id", "engine_id_from_url", "host_and_port", "pipe_path", "server_id"]
+__all__ = ["ENGINE_ID", "LOOPBACK", "client_host", "engine_id", "engine_id_from_url", "host_and_port", "pipe_path", "server_id"]
 
 ENGINE_ID = "LEGATO_ENGINE_ID"
+"""The variable with the id of an engine."""
 LOOPBACK = "127.0.0.1"
 """The one name that engine ids use for this host."""
 _LOOPBACK_NAMES = frozenset((LOOPBACK, "localhost", "0.0.0.0", "::", "[::]", "::1", "[::1]"))

@@ -102,6 +102,22 @@ def test_an_engine_is_found_where_it_listens(ports: set[int], kind: str) -> None
         assert os.getpid() in world.engine_registry.pids()[engine.engine_id]
 
 
+class Named(Proc):
+    """A /proc where the processes started with this id."""
+
+    def variable(self, pid: int, name: str) -> str:
+        return "prod" if (pid, name) == (os.getpid(), "LEGATO_ENGINE_ID") else ""
+
+
+def test_an_engine_has_the_id_of_its_process(ports: set[int]) -> None:
+    """Its plugin sends steps under this id, and the default one is the same on each node."""
+    with Site(site("vllm")) as engine:
+        ports.add(engine.port)
+        world = World(proc=Named(pathlib.Path("/proc")))
+        assert world.count() == 1 and [metrics.engine_id for metrics in world.added] == ["prod"]
+        assert os.getpid() in world.engine_registry.pids()["prod"]
+
+
 def test_only_default_ports_are_probed() -> None:
     """A server at another port is not probed, and none is without /proc."""
     assert {3000, 8000, 8002, 8080, 23333, 30000} <= KNOWN
