@@ -58,7 +58,7 @@ sources besides the plugins' steps:
   LEGATO_PROC_PATH            path of the host's /proc, for a container; default /proc
 and in vLLM's environment:
   LEGATO_ENGINE_ID            id of the engine; default host:port of its server
-  LEGATO_SCHEDULER_HOOK       1: also record which requests were prefilled, preempted and resumed; default off
+  LEGATO_SCHEDULER_HOOK       1: also send which requests were prefilled, preempted and resumed, which is not stored; default off
 
 The agent needs no root and runs no commands. It opens no network port except the metrics port, if one is set.
 """

@@ -1,7 +1,7 @@
 """Finds the metrics endpoints of engines on this node: those of the settings, and listening ports that engines use by default.
 
-A listening port is probed once, and again only when another socket listens there or 5 minutes have passed. A probe is a GET of the metrics
-path, to loopback, or to the one address of this host at which the socket listens.
+A listening port is probed once, and again only when another socket listens there, when its server was not ready, or when 5 minutes have
+passed. A probe is a GET of the metrics path, to loopback, or to the one address of this host at which the socket listens.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ __all__ = ["EngineDiscovery"]
 PORTS = frozenset(port for engine in ENGINES.values() for port in engine.ports)
 _PROBE_AGAIN_S = 300.0
 _PROBE_TIMEOUT_S = 2.0
+_NOT_READY = 503
 
 
 class EngineDiscovery:
@@ -109,7 +110,10 @@ class EngineDiscovery:
         return client_host(listener.address) in claimed if listener.address else bool(claimed)
 
     def _is_engine(self, url: str, port: int, inode: int) -> bool:
-        """Probe a socket that was not probed in the last 5 minutes; return whether a known engine serves metrics there."""
+        """Probe a socket that was not probed in the last 5 minutes; return whether a known engine serves metrics there.
+
+        One that does not answer in time, or with 503, may be an engine that loads its model: it is probed again in the next round.
+        """
         probed, now_s = self._probed.get(port), self._clock()
         if probed is not None and probed[0] == inode and now_s - probed[1] < _PROBE_AGAIN_S:
             return False
@@ -119,8 +123,10 @@ class EngineDiscovery:
             try:
                 if detect_engine(fetcher.get(path)) is not None:
                     return True
-            except (FetchError, OSError, http.client.HTTPException):
-                continue
+            except (FetchError, OSError, http.client.HTTPException) as error:
+                if isinstance(error, TimeoutError) or getattr(error, "status", 0) == _NOT_READY:
+                    del self._probed[port]
+                    return False
             finally:
                 fetcher.close()
         return False

@@ -225,6 +225,23 @@ def test_a_server_other_than_an_engine_is_left_alone(ports: set[int]) -> None:
         assert world.count() == 1 and engine.requested == [PROMETHEUS, METRICS]
 
 
+@pytest.mark.parametrize("answered", [True, False])
+def test_an_engine_that_is_loading_is_found_when_it_is_ready(ports: set[int], monkeypatch: pytest.MonkeyPatch, answered: bool) -> None:
+    """In the next round: llama.cpp answers 503 while it loads its model, another engine not at all."""
+    with Site(site("vllm")) as engine:
+        ports.add(engine.port)
+        world = World()
+        engine.status = "503 Service Unavailable"
+        if answered:
+            assert world.count() == 0
+        else:
+            with monkeypatch.context() as patch:
+                patch.setattr(discovery, "_PROBE_TIMEOUT_S", 1e-9)
+                assert world.count() == 0
+        engine.status = ""
+        assert world.count() == 1
+
+
 @pytest.mark.parametrize("status", ["404 Not Found", "500 Internal Server Error", "302 Found", "rubbish"])
 def test_a_service_with_odd_responses_is_not_an_engine(ports: set[int], status: str) -> None:
     """Nor one without any response; discovery continues with the next port."""
