@@ -126,12 +126,14 @@ def streams(
     from legato_ingest.cli import report as report_view
     from legato_ingest.cli import streams as view
     from legato_ingest.reports.queries import STREAMS
+    from legato_ingest.reports.silences import add_silences
 
     with querying():
         reader = reader_of(url)
         when = time_range(since, from_, to)
         query = report_view.ReportQuery(when, model, service, vantage, groups_max=limit, tenant=tenant)
         rows = reader.rows(STREAMS, {**query.parameters(), "outcome": outcome, "stalled": int(stalled)})
+        add_silences(reader.rows, rows)
     if as_json:
         show(rows[:limit])
     elif rows:

@@ -17,6 +17,7 @@ from legato_ingest.cli.verdict_text import evidence_lines, why
 from legato_ingest.definitions import ERRORS
 from legato_ingest.reports.format import DASH, bytes_of, clean, count, duration, ratio, sparkline
 from legato_ingest.reports.rows import Row
+from legato_ingest.reports.silences import silence_end_us
 from legato_ingest.reports.stream_axis import ordered, shared_clock
 from legato_ingest.reports.stream_gaps import (
     EXPIRED,
@@ -73,7 +74,7 @@ def render_list(rows: Sequence[Row], more: bool = False) -> RenderableType:
             row["start"][5:19],
             f"{row['model']} · {row['service']}",
             row["vantage"],
-            Text(row["outcome"], style="red" if row["outcome"] in ERRORS else ""),
+            _state(row),
             Text("no", style="red") if row["good"] == 0 else "yes" if row["good"] else DASH,
             count(row["chunks"]),
             duration(row["ttft_us"]),
@@ -85,6 +86,13 @@ def render_list(rows: Sequence[Row], more: bool = False) -> RenderableType:
     is_open = any(row["gap_open_us"] is not None for row in rows)
     last += "The last, red block of the gaps over time is the open gap at the end. " if is_open else ""
     return Group(table, Prose(f"{last}To see one stream: legato stream {rows[0]['trace'][:12]}", style="dim"))
+
+
+def _state(row: Row) -> Text:
+    """The outcome, and since when a running stream stands still."""
+    if row.get("silence"):
+        return Text(f"{row['outcome']}\nsilent {duration(row['silence']['silence_us'])}", style="red")
+    return Text(row["outcome"], style="red" if row["outcome"] in ERRORS else "")
 
 
 def as_json(rows: Sequence[Row], stall_us: int = STALL_US) -> list[dict[str, Any]]:
@@ -211,7 +219,8 @@ def _axis(rows: Sequence[Row], reads: Sequence[Sequence[Read]], stalls: Sequence
     """Each vantage's chunks over time, all with the same scale."""
     starts = shared_clock(rows) if len(rows) > 1 else None
     offsets = [0] * len(rows) if starts is None else [(start - min(starts)) // 1_000 for start in starts]
-    ends = [offset + max(int(row["duration_ns"]) // 1_000, sum(row["dt_us"]), 1) for offset, row in zip(offsets, rows, strict=True)]
+    lengths = [max(int(row["duration_ns"]) // 1_000, sum(row["dt_us"]), silence_end_us(row), 1) for row in rows]
+    ends = [offset + length for offset, length in zip(offsets, lengths, strict=True)]
     step = max(ends) / width
     if len(rows) > 1:
         same = "all vantages have one clock: one time axis"
@@ -248,13 +257,16 @@ def _stalls(row: Row, stalls: Sequence[Stall], stall_us: int) -> Iterator[Render
     """The table of stalls, or the sentence that there are none."""
     least = duration(stall_us)
     who = f"{row['vantage']} · {row['service']}"
+    if row.get("silence"):
+        yield _silence(row, who)
     if timeline_of(row) == UNKNOWN:
         return
     if not has_known_stalls(row, stall_us):
         yield from _judged(row, who, stall_us)
         return
     if not stalls:
-        yield Prose(f"{who}: no stall of {least} or more", style="dim")
+        if not row.get("silence"):
+            yield Prose(f"{who}: no stall of {least} or more", style="dim")
         return
     yield Text(f"{who}: stalls of {least} or more", style="bold")
     verdicts = {int(verdict["gap_start_us"]): verdict for verdict in row.get("verdicts", ())}
@@ -269,6 +281,15 @@ def _stalls(row: Row, stalls: Sequence[Stall], stall_us: int) -> Iterator[Render
         yield from evidence_lines(max(judged, key=lambda verdict: int(verdict["gap_us"])))
     if len(stalls) > _STALLS_SHOWN:
         yield Prose(f"and {len(stalls) - _STALLS_SHOWN:,} more: --json lists all of them", style="dim")
+
+
+def _silence(row: Row, who: str) -> RenderableType:
+    """The sentence about a running stream that stands still. Its newest chunks may not be stored yet."""
+    silence = row["silence"]
+    verdict = next((each for each in row.get("verdicts", ()) if int(each["gap_start_us"]) == silence["gap_start_us"]), None)
+    waits = "not judged yet" if silence["gap_start_us"] else "waits for its first output"
+    because = why(verdict) if verdict and silence["gap_start_us"] else waits
+    return Prose(f"{who}: silent for {duration(silence['silence_us'])}, still running: {because}", style="red")
 
 
 def _judged(row: Row, who: str, stall_us: int) -> Iterator[RenderableType]:
@@ -288,6 +309,8 @@ def _judged(row: Row, who: str, stall_us: int) -> Iterator[RenderableType]:
 
 
 def _after(row: Row, stall: Stall) -> str:
+    if stall.open and row.get("silence"):
+        return "nothing yet"
     if stall.open:
         return f"nothing: {row['outcome']}"
     size = "bytes unknown" if stall.bytes is None else bytes_of(stall.bytes)

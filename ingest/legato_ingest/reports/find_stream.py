@@ -15,6 +15,7 @@ from typing import Any
 from legato_ingest.errors import LegatoError
 from legato_ingest.quoting import Value
 from legato_ingest.reports.rows import Row, Run
+from legato_ingest.reports.silences import add_silences
 
 __all__ = ["RECORDINGS_MAX", "NoSuchStream", "Recordings", "find_stream", "requests_of"]
 
@@ -75,6 +76,7 @@ class NoSuchStream(LegatoError):
 @dataclass(frozen=True, slots=True)
 class Recordings:
     """The recordings of a stream, ordered by start. ``start`` is a text in UTC, other times are in the unit that their name ends with.
+    ``silence`` is that of a running stream which stands still (``silences.add_silences``).
 
     ``is_cut``: there may be more than ``RECORDINGS_MAX``. ``earlier_traces``: the traces of earlier streams with the same response id, one
     for each recording.
@@ -112,6 +114,7 @@ def find_stream(run: Run, identity: str) -> Recordings:
         )
     if not own:
         raise NoSuchStream(f"the recordings of {given} expired while they were read")
+    add_silences(run, own)
     return Recordings(own, len(rows) == RECORDINGS_MAX, [row["trace"] for row in earlier])
 
 

@@ -107,7 +107,7 @@ WITH
     arrayFilter((at, kind) -> kind IN {CONTENT_KINDS_SQL}, arrayMap(at -> toUInt64(at), arrayCumSum(dt_us)), chunk_kind) AS read_at,
     arrayDifference(arrayMap(at -> toInt64(at), read_at)) AS gaps_us
 SELECT
-    lower(hex(trace_id)) AS trace, lower(hex(span_id)) AS span, toString(start_time) AS start,
+    tenant, lower(hex(trace_id)) AS trace, lower(hex(span_id)) AS span, toString(start_time) AS start,
     toUnixTimestamp64Milli(start_time) AS start_ms, intDiv(duration_ns, 1000) AS duration_us,
     model, service_name AS service, vantage, outcome, response_id, chunks, content_bytes,
     ttft_us, gap_max_us, gap_open_us, stalls_250ms, excess_250ms_us,

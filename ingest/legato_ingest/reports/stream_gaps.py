@@ -35,7 +35,7 @@ class Stall:
     """A long gap: its start and length, the read that ended it, and the time in it during which the application held a chunk.
 
     ``chunks`` and ``bytes`` describe the read that ended the gap; both are None for the open gap, which ends with the stream.
-    ``held_us`` is None where holds are unknown.
+    ``held_us`` is None where holds are unknown. The open gap of a running stream lasts.
     """
 
     start_us: int
@@ -97,6 +97,10 @@ def stalls_of(row: Row, reads: Sequence[Read], least_us: int = STALL_US) -> list
     open_us = int(row["gap_open_us"] or 0)
     if reads and open_us >= least_us:
         stalls.append(Stall(reads[-1].at_us, open_us, True, None, None, _held(holds, reads[-1].index, len(holds), open_us)))
+    silence = row.get("silence")
+    # The wait for the first output is no gap.
+    if silence and silence["gap_start_us"] and silence["silence_us"] >= least_us:
+        stalls.append(Stall(silence["gap_start_us"], silence["silence_us"], True, None, None, None))
     return stalls
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from legato_ingest.definitions import HOLD_STEP_US, STALL_MS
 from legato_ingest.reports.find_stream import NoSuchStream, find_stream
 from legato_ingest.reports.rows import Row, Run
+from legato_ingest.reports.silences import silence_end_us
 from legato_ingest.reports.stream_axis import PLACE, first_starts, ordered, shared_clock
 from legato_ingest.reports.stream_gaps import content_reads, has_known_stalls, stalls_of, timeline_of
 from legato_ingest.web.stream_lanes import engine_lanes
@@ -103,7 +104,7 @@ def _zero_ns(rows: Sequence[Row], offsets: Sequence[int]) -> int:
 
 
 def _end_us(row: Row, offset: int, at: Ints) -> int:
-    return max(offset + int(row["duration_ns"]) // 1_000, int(at[-1]) if len(at) else 0, 1)
+    return max(offset + max(int(row["duration_ns"]) // 1_000, silence_end_us(row)), int(at[-1]) if len(at) else 0, 1)
 
 
 def _judged(rows: Sequence[Row]) -> set[int]:

@@ -19,6 +19,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from helpers.builders.spans import SECOND_NS
+from helpers.dashboards.running import silent
 from helpers.servers.ports import free_port
 from helpers.servers.reading import open_store, reading, stream, streams_in
 from legato_ingest.cli.read import register
@@ -28,6 +29,7 @@ from legato_ingest.storage import Store
 from legato_ingest.storage.objective_rows import apply
 
 TRACE = bytes.fromhex("4bf92f3577b34da6a3ce929d0e0e4736")
+NO_TIMELINE = {"drop": ("legato.stream.timeline", "legato.stream.ttfb", "legato.stream.chunks")}
 AGENT = bytes.fromhex("aaaaaaaa0000000000000000000000ff")
 
 
@@ -59,7 +61,18 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
         near = bytes.fromhex("aaaaaaaa1111") + bytes(10)
         cancel = stream((20,), attributes=response("c", **{"legato.stream.outcome": "client_cancel"}), trace_id=near, end_ms=900)
         streams_in(opened, [cancel], "shop", seed=5)
+        running_in(opened)
         yield opened
+
+
+def running_in(store: Store) -> None:
+    """Store two streams that began two hours ago and stand still: one after six chunks, one before its first."""
+    started = time.time_ns() - 7_200 * SECOND_NS
+    for number, gaps_ms, since_us, more in ((21, (53.0,) * 5, 1_265_000, {}), (22, (), 0, NO_TIMELINE)):
+        snapshot = {"legato.stream.outcome": "running", "legato.stream.span_id": bytes([number] * 8).hex(), "legato.stream.rev": 1}
+        running = stream(gaps_ms, 1_000, attributes={**snapshot, "legato.stream.next_due": 90_000.0}, trace_id=bytes([number]) * 16)
+        streams_in(store, [{**running, **more, "name": "legato.stream.snapshot", "start_ns": started}], "chat", seed=number)
+        silent(store, number, 300, since_us=since_us, start_ns=started, service="chat")
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +170,23 @@ def test_the_view_of_a_stream(url: str) -> None:
     assert "api: no stall of 250 ms or more" in page and "600 ms" in page
 
 
+def test_a_running_stream_that_stands_still(url: str) -> None:
+    """Its newest snapshot is older than its silence, which the SDK reports apart from it; no stall is not what the views say."""
+    (row,) = data(url, "stream", "15" * 8)
+    (stall,) = row["stalls"]
+    assert stall["open"] and stall["start_us"] == row["silence"]["gap_start_us"] == 1_265_000
+    assert stall["length_us"] == row["silence"]["silence_us"] >= 299_735_000
+    page = legato(url, "stream", "15" * 8).stdout
+    assert "client · chat: silent for 5 min" in page and ", still running: not judged yet" in page and "no stall" not in page
+    assert "╌" * 40 in page and "nothing yet" in page
+    waits = legato(url, "stream", "16" * 8).stdout
+    assert "client · chat: silent for 5 min" in waits and "still running: waits for its first output" in waits and "no stall" not in waits
+    listed = {row["trace"]: row["silence"] for row in data(url, "streams", "--since", "1d")}
+    assert listed["15" * 16]["gap_start_us"] == 1_265_000 and listed["16" * 16]["gap_start_us"] == 0
+    assert {trace for trace, silence in listed.items() if silence} == {"15" * 16, "16" * 16}
+    assert "silent 5 min" in legato(url, "streams", "--since", "1d").stdout
+
+
 def test_the_response_id_joins_vantages_of_two_traces(url: str) -> None:
     """A gateway that did not pass the trace context on."""
     for given in ("resp_X", "07070707", "08080808"):
@@ -217,7 +247,7 @@ def test_help_has_examples(command: str) -> None:
 def test_live_draws_alone_on_its_terminal(url: str) -> None:
     """Nothing else writes on the lines of the view. Three views, and Ctrl-C ends the command."""
     leader, follower = pty.openpty()
-    command = [sys.executable, "-m", "legato_ingest", "live", "--url", url]
+    command = [sys.executable, "-m", "legato_ingest", "live", "--service", "shop", "--url", url]
     # Not select(2): the process of the tests may have more than 1,024 files open.
     readable = select.poll()
     readable.register(leader, select.POLLIN)

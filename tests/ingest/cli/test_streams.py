@@ -177,6 +177,21 @@ def test_the_open_gap_is_drawn_and_listed() -> None:
     assert "╌" * 10 in line_of(page, "client  ") and "nothing: client_cancel" in page
 
 
+def test_the_silence_of_a_running_stream_has_its_verdict() -> None:
+    """In one sentence, that of its open gap alone; also where its chunks are not stored yet."""
+    judged = {
+        "gap_start_us": "140000", "gap_us": "9000000", "parts": {"host": 9_000_000_000}, "cause": "host", "confidence": "strong",
+        "step_first": None, "step_last": None, "missing": [], "culprit_responses": [], "evidence": {}, "excluded": {}, "error_us": 900,
+    }  # fmt: skip
+    silence = {"gap_start_us": 140_000, "silence_us": 32_300_000}
+    made = row(dts_ms=(100, 20, 20), outcome="running", ended=False, verdicts=[judged], silence=silence)
+    said = "client · shop: silent for 32.30 s, still running: host 9.00 s · strong"
+    for shown in (made, {**made, **EXPIRED, "chunks": 0, "content_chunks": 0}, {**made, **SUMMARY}):
+        assert said in text(render_stream([shown], 160), 160)
+    earlier = text(render_stream([{**made, "silence": {**silence, "gap_start_us": 900_000}}], 160), 160)
+    assert "client · shop: silent for 32.30 s, still running: not judged yet" in earlier
+
+
 def test_holds_are_next_to_the_stall() -> None:
     """The hold time in the gap is shown."""
     page = text(render_stream([row(dts_ms=(100, 300), chunk_hold_64us=[4_600, 0], hold_sum_us=294_400, hold_max_us=294_400)]))

@@ -34,13 +34,13 @@ def match(trace: str, response: str = "", at_ns: int = 0, is_one: int = 0, tenan
 
 def row(trace: str, response: str = "", at_ns: int = 0) -> dict[str, Any]:
     """A recording."""
-    return {"tenant": "t", "trace": trace, "response_id": response, "start_ns": str(at_ns)}
+    return {"tenant": "t", "trace": trace, "span": "s", "response_id": response, "start_ns": str(at_ns), "outcome": "complete"}
 
 
 def test_a_trace_id_is_looked_up_by_its_index_first() -> None:
     """In either case and with hyphens; a name that is no hexadecimal number is no part of a trace id."""
     answers = Answers([match(FULL, "r")], [row(FULL, "r")])
-    assert find_stream(answers, f" {FULL.upper()} ") == Recordings([row(FULL, "r")], is_cut=False, earlier_traces=[])
+    assert find_stream(answers, f" {FULL.upper()} ") == Recordings([{**row(FULL, "r"), "silence": None}], is_cut=False, earlier_traces=[])
     assert answers.asked[0] == {"id": FULL}
     assert answers.asked[1] == {"tenant": "t", "traces": [FULL], "responses": ["r"], "first_ns": 0, "last_ns": 0}
     for given, is_hex in (("4BF9-2f35", 1), ("resp_1", 0), ("4bf92f3", 0)):

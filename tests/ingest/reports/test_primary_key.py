@@ -15,6 +15,7 @@ from legato_ingest.storage import Store
 # These have no time: the streams with an id, and what goes on now.
 WITHOUT = {
     ("find_stream", "stream_revs"),
+    ("silences", "stalled_streams"),
     ("live", "stalled_streams"),
     ("live", "streams_in_flight"),
 }
