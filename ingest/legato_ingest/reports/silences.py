@@ -21,9 +21,9 @@ WHERE has({traces:Array(String)}, lower(hex(trace_id)))
 
 
 def add_silences(run: Run, rows: Sequence[dict[str, Any]]) -> None:
-    """Add ``silence`` to each recording: its ``gap_start_us`` (0: no content so far) and ``silence_us``, or None. Raises what ``run`` raises.
+    """Add ``silence`` to each recording: its ``gap_start_us`` (0: no content so far) and ``silence_us``, or None.
 
-    The rows have ``tenant``, ``trace``, ``span`` and ``outcome``.
+    The rows have ``tenant``, ``trace``, ``span`` and ``outcome``. Raises what ``run`` raises.
     """
     traces = sorted({row["trace"] for row in rows if row["outcome"] == "running"})
     found = run(_SILENCES, {"traces": traces}) if traces else []

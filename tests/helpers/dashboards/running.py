@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
@@ -10,10 +11,11 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from helpers.builders.batches import received_points, received_spans
 from helpers.builders.points import gauge, metrics_request
 from helpers.builders.spans import SECOND_NS, native_span, request
+from helpers.servers.reading import stream, streams_in
 from legato_ingest.otlp.batch import Limits
 from legato_ingest.storage import Store
 
-__all__ = ["in_flight", "silent"]
+__all__ = ["in_flight", "silent", "standing"]
 
 
 def silent(
@@ -31,6 +33,17 @@ def silent(
         span.attributes.remove(attribute)
     span.kind = Span.SPAN_KIND_SERVER if vantage == "server" else Span.SPAN_KIND_CLIENT
     store.insert("stream_silences", received_spans(body, tenant=tenant, now_ns=at_ns, limits=Limits()).silences)
+
+
+def standing(store: Store, number: int, gaps_ms: Sequence[float]) -> None:
+    """Store a stream of two hours ago that stands still since these gaps, or without any since its start: a snapshot, and its silence."""
+    start_ns, snapshot = time.time_ns() - 7_200 * SECOND_NS, {"legato.stream.outcome": "running", "legato.stream.rev": 1}
+    attributes = {**snapshot, "legato.stream.span_id": bytes([number] * 8).hex(), "legato.stream.next_due": 90_000.0}
+    made = stream(gaps_ms, 1_000, attributes=attributes, trace_id=bytes([number]) * 16, start_ns=start_ns, name="legato.stream.snapshot")
+    drop = () if gaps_ms else ("legato.stream.timeline", "legato.stream.ttfb", "legato.stream.chunks")
+    streams_in(store, [{**made, "drop": drop}], "chat", seed=number)
+    since_us = round(1_000 * (1_000 + sum(gaps_ms))) if gaps_ms else 0
+    silent(store, number, 300, since_us=since_us, start_ns=start_ns, service="chat")
 
 
 def in_flight(

@@ -19,7 +19,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from helpers.builders.spans import SECOND_NS
-from helpers.dashboards.running import silent
+from helpers.dashboards.running import standing
 from helpers.servers.ports import free_port
 from helpers.servers.reading import open_store, reading, stream, streams_in
 from legato_ingest.cli.read import register
@@ -29,7 +29,6 @@ from legato_ingest.storage import Store
 from legato_ingest.storage.objective_rows import apply
 
 TRACE = bytes.fromhex("4bf92f3577b34da6a3ce929d0e0e4736")
-NO_TIMELINE = {"drop": ("legato.stream.timeline", "legato.stream.ttfb", "legato.stream.chunks")}
 AGENT = bytes.fromhex("aaaaaaaa0000000000000000000000ff")
 
 
@@ -61,18 +60,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
         near = bytes.fromhex("aaaaaaaa1111") + bytes(10)
         cancel = stream((20,), attributes=response("c", **{"legato.stream.outcome": "client_cancel"}), trace_id=near, end_ms=900)
         streams_in(opened, [cancel], "shop", seed=5)
-        running_in(opened)
+        for number, gaps_ms in ((21, (53.0,) * 5), (22, ())):
+            standing(opened, number, gaps_ms)
         yield opened
-
-
-def running_in(store: Store) -> None:
-    """Store two streams that began two hours ago and stand still: one after six chunks, one before its first."""
-    started = time.time_ns() - 7_200 * SECOND_NS
-    for number, gaps_ms, since_us, more in ((21, (53.0,) * 5, 1_265_000, {}), (22, (), 0, NO_TIMELINE)):
-        snapshot = {"legato.stream.outcome": "running", "legato.stream.span_id": bytes([number] * 8).hex(), "legato.stream.rev": 1}
-        running = stream(gaps_ms, 1_000, attributes={**snapshot, "legato.stream.next_due": 90_000.0}, trace_id=bytes([number]) * 16)
-        streams_in(store, [{**running, **more, "name": "legato.stream.snapshot", "start_ns": started}], "chat", seed=number)
-        silent(store, number, 300, since_us=since_us, start_ns=started, service="chat")
 
 
 @pytest.fixture(scope="module")

@@ -179,7 +179,7 @@ def test_the_open_gap_is_drawn_and_listed() -> None:
 
 def test_the_silence_of_a_running_stream_has_its_verdict() -> None:
     """In one sentence, that of its open gap alone; also where its chunks are not stored yet."""
-    judged = {
+    judged: dict[str, Any] = {
         "gap_start_us": "140000", "gap_us": "9000000", "parts": {"host": 9_000_000_000}, "cause": "host", "confidence": "strong",
         "step_first": None, "step_last": None, "missing": [], "culprit_responses": [], "evidence": {}, "excluded": {}, "error_us": 900,
     }  # fmt: skip

@@ -19,6 +19,7 @@ from helpers.builders.spans import SECOND_NS
 from helpers.builders.world import MS, World
 from helpers.builders.world_spans import put, response_id, steps, trace_id
 from helpers.builders.world_spans import stream as world_stream
+from helpers.dashboards.running import standing
 from helpers.servers.reading import open_store, reading, stream, streams_in
 from legato_ingest.cli.client import Reader
 from legato_ingest.cli.read import register
@@ -67,6 +68,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         cancel = response("c", **{"legato.stream.outcome": "client_cancel"})
         streams_in(opened, [stream((20,), attributes=cancel, trace_id=CANCELLED, end_ms=900)], "shop", seed=5)
         streams_in(opened, [{**stream(attributes=response("summary")), "drop": NO_TIMELINE}], "shop", seed=6)
+        for number, gaps_ms in ((21, (53.0,) * 5), (22, ())):
+            standing(opened, number, gaps_ms)
         with reading(opened) as address:
             yield address
 
@@ -174,6 +177,16 @@ def test_what_is_absent_has_a_reason(reader: Reader) -> None:
     assert summary["timeline"] == "unknown" and summary["dt_us"] == [] and summary["bytes"] is None and summary["kind"] is None
     (alone,) = view(reader, "alone")["vantages"]
     assert alone["kind"] == 1 and alone["bytes"] == 6 and max(alone["hold_us"]) == pytest.approx(290_000, abs=64)
+
+
+def test_the_silence_of_a_running_stream_is_its_open_stall(reader: Reader) -> None:
+    """The axis ends with it, not with the newest snapshot; before the first output it is no stall."""
+    shown = view(reader, "15" * 16)
+    (stall,) = shown["stalls"]
+    assert (stall["open"], stall["start_us"]) == (True, 1_265_000) and stall["gap_us"] >= 299_735_000
+    assert shown["duration_us"] == stall["end_us"] and shown["vantages"][0]["duration_us"] < 2_000_000
+    waiting = view(reader, "16" * 16)
+    assert waiting["stalls"] == [] and waiting["duration_us"] >= 300_000_000
 
 
 def test_an_expired_timeline_leaves_the_verdicts(reader: Reader) -> None:
