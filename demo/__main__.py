@@ -6,7 +6,6 @@ import json
 import pathlib
 import secrets
 import signal
-import subprocess
 import sys
 from typing import Annotated
 
@@ -88,7 +87,7 @@ def main(
     except KeyboardInterrupt:
         screen.print("stopped: all of the demo's processes have ended")
         sys.exit(130)
-    except (ChildFailed, OSError, RuntimeError, LegatoError, subprocess.CalledProcessError) as error:
+    except (ChildFailed, OSError, RuntimeError, LegatoError) as error:
         Console(stderr=True).print(f"demo: {error}", style="red", markup=False, highlight=False)
         sys.exit(1)
     if once:

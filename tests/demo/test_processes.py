@@ -12,8 +12,10 @@ import threading
 import time
 
 import pytest
+from rich.console import Console
 
 from demo.processes import ChildFailed, Children, choose_port
+from demo.run import Endpoints, _legato
 
 # A module of the standard library that runs as a server; with a bad port it fails.
 SERVER = ["http.server", "--bind", "127.0.0.1"]
@@ -74,6 +76,25 @@ def test_the_preferred_port_is_chosen_if_it_is_free() -> None:
         assert choose_port(taken) != taken
     free = choose_port(0)
     assert choose_port(free) == free and free < 32_768
+
+
+def test_a_given_port_that_is_taken_is_refused() -> None:
+    """The message names the demo's option, not the variable of `legato serve`, which the demo sets itself."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        taken = other.getsockname()[1]
+        with pytest.raises(OSError, match=f"port {taken} is in use: give --read-port another one"):
+            Endpoints.choose(read_port=taken)
+    free = choose_port(0)
+    assert Endpoints.choose(otlp_port=free).otlp_port == free
+
+
+def test_a_report_that_fails_does_not_end_the_demo(capfd: pytest.CaptureFixture[str]) -> None:
+    """It would take the store, which holds what was recorded, and the web page with it."""
+    _legato("report", endpoints=Endpoints.choose_other(), console=Console(width=120))
+    printed = capfd.readouterr()
+    assert "legato report ended with status 1; the demo goes on" in printed.out and "no `legato serve`" in printed.err
 
 
 def test_a_server_of_another_protocol_is_no_answer(tmp_path: pathlib.Path) -> None:
