@@ -21,6 +21,8 @@ __all__ = ["Check", "Finding", "Setup", "State", "examine", "fault", "skipped", 
 
 State = Literal["well", "warning", "fault", "skipped"]
 _TIMEOUT_S = 10.0
+# Through the environment's proxies, except to this host, which a proxy does not reach.
+_DIRECT = dict.fromkeys(("all://localhost", "all://127.0.0.1", "all://[::1]"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +56,11 @@ class Setup:
     def get(self, url: str) -> httpx.Response:
         """GET a URL; the reader's token is sent to the OTLP endpoint only, not to a Collector. Raises ``httpx.TransportError``."""
         own = url.startswith(f"{self.otlp_url}/")
-        return httpx.get(url, headers=bearer(self.read_token) if own else {}, timeout=_TIMEOUT_S)
+        return _request("GET", url, bearer(self.read_token) if own else {})
 
     def post(self, url: str, content: bytes, headers: dict[str, str]) -> httpx.Response:
         """POST to the OTLP endpoint with the write token. Raises ``httpx.TransportError``."""
-        return httpx.post(url, content=content, headers={**headers, **bearer(self.token)}, timeout=_TIMEOUT_S)
+        return _request("POST", url, {**headers, **bearer(self.token)}, content)
 
 
 class Check(NamedTuple):
@@ -67,6 +69,11 @@ class Check(NamedTuple):
     name: str
     run: Callable[[Setup], Finding]
     needs: str = ""
+
+
+def _request(method: str, url: str, headers: dict[str, str], content: bytes | None = None) -> httpx.Response:
+    with httpx.Client(mounts=_DIRECT, timeout=_TIMEOUT_S) as client:
+        return client.request(method, url, headers=headers, content=content)
 
 
 def bearer(token: str) -> dict[str, str]:
