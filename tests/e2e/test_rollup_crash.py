@@ -89,6 +89,6 @@ def test_rollups_match_the_streams_after_kills(store: pathlib.Path) -> None:
         assert rollups_match(served, 400), "minutes that were computed before keep the old SLO"
         done = legato("objectives", "apply", environ=served.environ)
         assert done.returncode == 0, done.stderr
-        assert done.stdout.startswith("1 objectives unchanged; ") and " minutes computed, " in done.stdout
+        assert done.stdout.startswith("1 objective unchanged; ") and " minutes computed, " in done.stdout
         assert rollups_match(served, 500)
         assert rows(served, "SELECT sum(good) FROM stream_minutes FINAL") == [(streams,)]

@@ -14,8 +14,8 @@ from rich.text import Text
 
 from legato_ingest.causes import UNEXPLAINED
 from legato_ingest.cli.layout import Column, FittedTable, Prose
-from legato_ingest.reports.blame import BlameResult, charged_us, event_of
-from legato_ingest.reports.format import DASH, clean, count, duration, limit, ratio, share
+from legato_ingest.reports.blame import BlameResult, charged_us, event_of, unjudged
+from legato_ingest.reports.format import DASH, clean, count, duration, limit, ratio, share, some
 from legato_ingest.reports.rows import Row
 
 __all__ = ["render"]
@@ -52,7 +52,7 @@ def render(result: BlameResult) -> RenderableType:
         return Group(Prose(_nothing(result)), *_without_gaps(result))
     stalls, excess = sum(row["stalls"] for row in result.causes), sum(row["excess_us"] for row in result.causes)
     parts: list[RenderableType] = [
-        Text.assemble((f"{count(stalls)} stalls", "bold"), f", {duration(excess)} beyond the healthy step"),
+        Text.assemble((some(stalls, "stall"), "bold"), f", {duration(excess)} beyond the healthy step"),
         Text(),
         _causes(result),
         Prose(_legend(result), style="dim"),
@@ -70,7 +70,7 @@ def _without_gaps(result: BlameResult) -> list[RenderableType]:
 def _nothing(result: BlameResult) -> str:
     if result.stalls:
         return (
-            f"{count(result.stalls)} stalls, and none has a verdict: `legato serve` judges some seconds after a stream's end, and leaves "
+            f"{some(result.stalls, 'stall')}, and none has a verdict: `legato serve` judges some seconds after a stream's end, and leaves "
             "out gaps that are hardly longer than a healthy step"
         )
     return "no stall was judged: no stream stalled, or none matches; `legato streams` lists the streams (--since for a longer span)"
@@ -134,10 +134,7 @@ def _legend(result: BlameResult) -> str:
     if missing:
         lines.append("missing evidence: " + ", ".join(f"{name} for {count(n)} of {count(total)}" for name, n in sorted(missing.items())))
     if result.stalls > result.judged:
-        lines.append(
-            f"{count(result.stalls - result.judged)} of {count(result.stalls)} stalls of 250 ms or more have no verdict: open at the "
-            "stream's end, hardly longer than a healthy step, or not judged yet."
-        )
+        lines.append(unjudged(result))
     return "\n".join(lines)
 
 

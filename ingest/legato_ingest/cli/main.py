@@ -168,5 +168,7 @@ def main() -> None:
 
 
 def _fail(reason: str) -> NoReturn:
-    print_line(f"{pathlib.Path(sys.argv[0]).name}: {reason}", error=True)
+    name = pathlib.Path(sys.argv[0]).name
+    # `python -m legato_ingest` is the same command.
+    print_line(f"{'legato' if name == '__main__.py' else name}: {reason}", error=True)
     sys.exit(1)

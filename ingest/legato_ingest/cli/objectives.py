@@ -17,7 +17,7 @@ from legato_ingest.cli.layout import Column, FittedTable, Prose, print_line
 from legato_ingest.cli.read import JsonOption, UrlOption, querying, reader_of, show
 from legato_ingest.cli.store_choice import StoreOption, store_settings
 from legato_ingest.objectives import ANY
-from legato_ingest.reports.format import DASH, clean, count, duration
+from legato_ingest.reports.format import DASH, clean, count, duration, some
 
 __all__ = ["BUDGETS", "register", "render"]
 
@@ -98,7 +98,7 @@ def apply_objectives(store: StoreOption = None) -> None:
     with Console(stderr=True).status("computing …"):
         done = run(settings)
     changed = "applied" if done["changed"] else "unchanged"
-    print_line(f"{done['objectives']} objectives {changed}; {done['minutes']:,} minutes computed, {done['seconds']:.1f} s")
+    print_line(f"{some(done['objectives'], 'objective')} {changed}; {done['minutes']:,} minutes computed, {done['seconds']:.1f} s")
 
 
 def render(rows: Sequence[Row]) -> RenderableType:

@@ -245,7 +245,7 @@ def incident(
 
     begin, end = moment_of(from_, "--from"), moment_of(to, "--to") if to else time.time_ns()
     if begin >= end:
-        raise typer.BadParameter("it is not after --from", param_hint="--to")
+        raise typer.BadParameter("it is not after --from" if to else "it is in the future", param_hint="--to" if to else "--from")
     with querying():
         reader = reader_of(url)
         found = data.fetch(reader.rows, data.IncidentQuery(begin, end, service, tenant))

@@ -15,7 +15,7 @@ from rich.text import Text
 from legato_ingest.cli.layout import Column, FittedTable, Prose
 from legato_ingest.cli.verdict_text import evidence_lines, why
 from legato_ingest.definitions import ERRORS
-from legato_ingest.reports.format import DASH, bytes_of, clean, count, duration, ratio, sparkline
+from legato_ingest.reports.format import DASH, bytes_of, clean, count, duration, ratio, some, sparkline
 from legato_ingest.reports.rows import Row
 from legato_ingest.reports.silences import silence_end_us
 from legato_ingest.reports.stream_axis import ordered, shared_clock
@@ -314,4 +314,4 @@ def _after(row: Row, stall: Stall) -> str:
     if stall.open:
         return f"nothing: {row['outcome']}"
     size = "bytes unknown" if stall.bytes is None else bytes_of(stall.bytes)
-    return f"{count(stall.chunks)} chunk{'s' if stall.chunks != 1 else ''}, {size}"
+    return f"{some(stall.chunks or 0, 'chunk')}, {size}"

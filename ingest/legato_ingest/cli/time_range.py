@@ -33,7 +33,10 @@ def time_range(since: str, from_: str, to: str) -> TimeRange:
 
 
 def moment_of(text: str, option: str) -> int:
-    """Return a time in ns since the epoch. Raises ``typer.BadParameter``."""
+    """Return a time in ns since the epoch. Raises ``typer.BadParameter``.
+
+    A time without a date is today. In the future only an end may be: soon after midnight, another one is meant of the day before.
+    """
     given, zone = text.strip(), UTC
     if given.endswith("local"):
         given, zone = given.removesuffix("local").strip(), None  # type: ignore[assignment]
@@ -49,4 +52,7 @@ def moment_of(text: str, option: str) -> int:
             raise typer.BadParameter(f"{text!r} has two zones: {_EXPECTED}", param_hint=option)
     except (ValueError, OverflowError):
         raise typer.BadParameter(f"{text!r} is no time: {_EXPECTED}", param_hint=option) from None
-    return min(max(0, round(moment.timestamp() * 1e6)) * 1_000, _NS_MAX)
+    moment_ns = min(max(0, round(moment.timestamp() * 1e6)) * 1_000, _NS_MAX)
+    if today and option != "--to" and moment > datetime.now(UTC):
+        raise typer.BadParameter(f"{utc(moment_ns)} UTC is in the future: give the date, too", param_hint=option)
+    return moment_ns

@@ -18,7 +18,7 @@ from legato_ingest.reports.queries import BLAME, BUT_FOR, ENGINE_EVENTS, FIRST_T
 from legato_ingest.reports.rows import Row, Run
 from legato_ingest.reports.time_range import TimeRange
 
-__all__ = ["BlameQuery", "BlameResult", "as_json", "charged_us", "event_of", "fetch"]
+__all__ = ["BlameQuery", "BlameResult", "as_json", "charged_us", "event_of", "fetch", "unjudged"]
 
 _NAMES_SHOWN = 2
 
@@ -86,6 +86,17 @@ def charged_us(result: BlameResult) -> dict[str, int]:
     for row in result.causes:
         total.update({name: int(ns) for name, ns in row["parts"].items() if name != "base"})
     return {name: ns // 1_000 for name, ns in total.most_common()}
+
+
+def unjudged(result: BlameResult) -> str:
+    """Return in a sentence how many stalls have no verdict; empty if all have one."""
+    missing = result.stalls - result.judged
+    if missing <= 0:
+        return ""
+    return (
+        f"{count(missing)} of {count(result.stalls)} stalls of 250 ms or more have no verdict: open at the stream's end, hardly longer "
+        "than a healthy step, or not judged yet."
+    )
 
 
 def as_json(result: BlameResult) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from legato_ingest.visible import visible
 
-__all__ = ["DASH", "bytes_of", "clean", "count", "duration", "limit", "n_of", "ratio", "share", "sparkline"]
+__all__ = ["DASH", "bytes_of", "clean", "count", "duration", "limit", "n_of", "ratio", "share", "some", "sparkline"]
 
 DASH = "–"
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -63,6 +63,11 @@ def share(part: int, whole: int) -> str:
 def count(number: int | None) -> str:
     """Return ``12,345``."""
     return DASH if number is None else f"{number:,}"
+
+
+def some(number: int, noun: str) -> str:
+    """Return ``1 stall`` or ``12,345 stalls``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def n_of(number: int) -> str:

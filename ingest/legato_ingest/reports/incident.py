@@ -148,13 +148,16 @@ def _summary(incident: Incident) -> Iterator[str]:
     query = incident.query
     yield f"# Incident {utc(query.from_ns)} to {utc(query.to_ns)} UTC{f', {_name(clean(query.service))}' if query.service else ''}"
     yield ""
+    if not incident.bad:
+        yield from ("No stream was recorded in this time.", "")
+        return
     yield (
         f"Bad: a gap above {limit(incident.bad, 'gap_limits_us')}, a first output after {limit(incident.bad, 'first_limits_us')}, "
         "or an error. Before: the time of equal length before."
     )
     yield ""
     if not any(row["bad"] for row in incident.bad):
-        yield "No stream was bad in this time." if incident.bad else "No stream was recorded in this time."
+        yield "No stream was bad in this time."
         yield ""
         return
     yield from _table(
@@ -175,6 +178,9 @@ def _summary(incident: Incident) -> Iterator[str]:
 
 
 def _causes(found: blame.BlameResult) -> Iterator[str]:
+    unjudged = blame.unjudged(found)
+    if unjudged and not found.causes:
+        yield from (unjudged, "")
     charged = blame.charged_us(found)
     whole = sum(charged.values())
     if not whole:
@@ -196,6 +202,8 @@ def _causes(found: blame.BlameResult) -> Iterator[str]:
             if us >= 0.01 * whole
         ),
     )
+    if unjudged:
+        yield from (unjudged, "")
     if found.events:
         yield "## Engine events"
         yield ""

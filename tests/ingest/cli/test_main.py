@@ -8,7 +8,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from legato_ingest.cli.main import app
+from legato_ingest.cli.main import app, main
 
 
 def run(*words: str) -> str:
@@ -28,13 +28,19 @@ def test_earlier_names_of_commands_still_work(earlier: str, name: str) -> None:
 
 def test_an_error_of_legato_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """With exit status 1 and without a traceback."""
-    from legato_ingest.cli import main
-
     monkeypatch.setattr("sys.argv", ["/usr/bin/legato", "copy", "--to", "chdb:///x"])
     with pytest.raises(SystemExit) as raised:
-        main.main()
+        main()
     assert raised.value.code == 1
     assert capsys.readouterr().err.startswith("legato: --to must be a ClickHouse server: clickhouse://")
+
+
+def test_the_module_signs_errors_as_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """`python -m legato_ingest` has the path of its file as its name."""
+    monkeypatch.setattr("sys.argv", ["/site-packages/legato_ingest/__main__.py", "copy", "--to", "chdb:///x"])
+    with pytest.raises(SystemExit):
+        main()
+    assert capsys.readouterr().err.startswith("legato: --to must be")
 
 
 def test_a_full_disk_is_one_line() -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
 
 import pytest
 import typer
 
 from helpers.servers.reading import open_store, reading, stream, streams_in
 from helpers.servers.serving import legato
+from legato_ingest.cli import time_range as module
 from legato_ingest.cli.time_range import moment_of, time_range
 from legato_ingest.reports.time_range import TimeRange
 
@@ -54,7 +55,25 @@ def test_a_time_of_today_may_have_a_zone() -> None:
     """Today is the date in that zone."""
     for text, hours in (("14:05Z", 0), ("14:05+01:00", 1), ("14:05:00-0930", -9.5)):
         there = datetime.now(timezone(timedelta(hours=hours)))
-        assert moment_of(text, "--from") == round(there.replace(hour=14, minute=5, second=0, microsecond=0).timestamp()) * 10**9
+        assert moment_of(text, "--to") == round(there.replace(hour=14, minute=5, second=0, microsecond=0).timestamp()) * 10**9
+
+
+def test_after_midnight_a_time_of_the_day_before_needs_its_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Today it is in the future, so the option itself is refused; a range may end in the future."""
+
+    class Midnight(datetime):
+        """Five minutes after midnight."""
+
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+            return datetime(2026, 11, 30, 0, 5, tzinfo=UTC).astimezone(tz)
+
+    monkeypatch.setattr(module, "datetime", Midnight)
+    for option in ("--from", "--at"):
+        with pytest.raises(typer.BadParameter, match="2026-11-30 23:59:00 UTC is in the future: give the date") as refused:
+            moment_of("23:59", option)
+        assert refused.value.param_hint == option and moment_of("00:04", option) < moment_of("23:59", "--to")
+    assert moment_of("2026-11-29T23:59", "--from") < moment_of("00:04", "--to")
 
 
 def test_times_beyond_those_of_the_store_are_its_first_and_its_last(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +143,8 @@ def test_a_range_selects_streams(url: str, command: str) -> None:
         (("report", "--vantage", "cleint"), "expected one of engine, server, gateway, client, screen"),
         (("streams", "--outcome", "cancelled"), "expected one of"),
         (("blame", "--from", "noon"), "is no time"),
-        (("incident", "--from", "12:00", "--to", "11:00"), "not after --from"),
+        (("incident", "--from", "00:00", "--to", "00:00"), "not after --from"),
+        (("incident", "--from", "2200-01-01"), "Invalid value for --from: it is in the future"),
     ],
 )
 def test_wrong_values_are_refused(url: str, arguments: tuple[str, ...], message: str) -> None:

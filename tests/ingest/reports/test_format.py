@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from legato_ingest.reports.format import bytes_of, clean, count, duration, n_of, ratio, share, sparkline
+from legato_ingest.reports.format import bytes_of, clean, count, duration, n_of, ratio, share, some, sparkline
 
 
 @pytest.mark.parametrize(
@@ -35,6 +35,7 @@ def test_shares(part: int, whole: int, text: str) -> None:
 def test_the_rest() -> None:
     """Counts, bytes, ratios, n."""
     assert (count(12_345), count(None), n_of(1_000)) == ("12,345", "–", "n=1,000")
+    assert (some(1, "stall"), some(0, "stall"), some(1_200, "stall")) == ("1 stall", "0 stalls", "1,200 stalls")
     assert (bytes_of(999), bytes_of(4_400), bytes_of(2_500_000), bytes_of(None)) == ("999 B", "4.4 kB", "2.5 MB", "–")
     assert (ratio(3.44), ratio(1_234.0), ratio(None)) == ("3.4", "1,234", "–")
 

@@ -34,7 +34,7 @@ def test_a_time_without_streams() -> None:
     """A sentence instead of empty tables, and nothing changed."""
     text = page({})
     assert text.startswith("# Incident 2026-11-18 11:06:40 to 2026-11-18 11:07:40 UTC, chat\n")
-    assert "No stream was recorded in this time." in text and "no new release" in text and "|" not in text
+    assert "No stream was recorded in this time." in text and "no new release" in text and "|" not in text and "Bad:" not in text
     assert "No stream was bad in this time." in page({BAD: [{**BAD_ROW, "bad": 0}]})
 
 
@@ -63,10 +63,25 @@ def test_the_page_has_what_broke_and_what_changed() -> None:
     assert "Bad: a gap above 400 ms, a first output after 2.00 s, or an error." in text
     assert "| chat · client | 50 of 200 | 25.0 % | 0 % | unknown | 14:05 | 3 |" in text
     assert "| `host` |" in text and "| 990 ms | 99.99 % | 7 |" in text and "kv_pressure" not in text
+    assert "no verdict" not in text
     assert "| 2026-11-18 11:07:00.123 | e | step 4 took longer than its work explains | 5 | 1 µs |" in text
     assert "| `ab` | 11:07 | chat · client | m | 900 ms | – | complete |" in text
     assert "- 11:06: new release `2 | 3\\u001b` of chat" in text and "- chat · client: 200 streams, 40 before" in text
     assert "- 11:00: chunking of p m, chunks with several tokens 0 % to 50 %" in text
+
+
+def test_stalls_without_a_verdict_are_counted() -> None:
+    """The shares of the causes are those of the judged stalls alone; also where none is judged."""
+    blamed = {
+        "cause": "host", "parts": {"host": 990_000_000}, "stalls": 3, "streams": 3, "excess_us": 1, "caught_up_us": 0, "confidences": {},
+        "missing": {},
+    }  # fmt: skip
+    counts = {JUDGED_STALLS: [{**NONE[JUDGED_STALLS][0], "stalls": 40, "judged": 3}]}
+    shares, _, rest = page({BAD: [BAD_ROW], BLAME: [blamed], **counts}).partition("37 of 40 stalls of 250 ms or more have no verdict: ")
+    assert "| 990 ms | 100 % | 3 |" in shares and rest.startswith("open at the stream's end")
+    counts = {JUDGED_STALLS: [{**NONE[JUDGED_STALLS][0], "stalls": 9, "judged": 0}]}
+    text = page({BAD: [BAD_ROW], **counts})
+    assert "9 of 9 stalls of 250 ms or more have no verdict: " in text and "## Causes" not in text
 
 
 @pytest.mark.parametrize("name", ["https://evil.example/x", "WWW.evil.example", "@everyone", "fix #12", "a@b.example `c`"])
