@@ -34,8 +34,8 @@ _TRIM, _ROUNDS = 1.6, 7
 # that is charged to the host.
 _WORK_FACTOR, _WORK_SLACK = 1.5, 0.25
 # An interval is too long if all records before it would be late by more than this share of a median interval: chunks would be assigned
-# to other steps. It still measures its step if it is too long by this share of itself or less.
-_EXCESS_SHARE, _MEASURED_SHARE = 0.4, 0.25
+# to other steps. It still measures its step if it is too long by this share of itself or less. So few records may indeed all be late.
+_EXCESS_SHARE, _MEASURED_SHARE, _LATE_RECORDS = 0.4, 0.25, 20
 # A fit needs this number of clean steps.
 _STEPS_MIN = 20
 WORK_STEPS_MIN = 5
@@ -211,7 +211,9 @@ class _Intervals:
         moved = slack - (high + np.cumsum(high - low) - (high - low))[run]
         excess = np.where(known, -np.diff(np.minimum.accumulate(moved), prepend=moved[:1]), 0)
         excess_max = _EXCESS_SHARE * median(steps.interval_ns[known])
-        return cls(known & (excess <= excess_max), known & (excess <= np.maximum(excess_max, _MEASURED_SHARE * steps.interval_ns)))
+        measures = known & (excess <= np.maximum(excess_max, _MEASURED_SHARE * steps.interval_ns))
+        is_early = np.arange(len(run)) - starts[run] <= _LATE_RECORDS
+        return cls(measures & (is_early | (excess <= excess_max)), measures)
 
 
 def _fit(duration: Floats, work: _Work, clean: Bools) -> _Fit | None:
