@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from legato_ingest.attribution.model.charge import charge
+from legato_ingest.attribution.model.clock_set import clock_was_set
 from legato_ingest.attribution.model.corroborate import corroborate
 from legato_ingest.attribution.model.cpu_wait import CpuSamples, cpu_waits_of
 from legato_ingest.attribution.model.engine import Engine, EngineRecords
@@ -82,8 +83,7 @@ class Judgement:
 
 def judge(evidence: Evidence, thresholds: Thresholds) -> Judgement:
     """Judge the gaps of a group of streams."""
-    streams = evidence.streams
-    engine = Engine.of(evidence.engine) if evidence.engine is not None else None
+    streams, engine = evidence.streams, _engine(evidence)
     each = [_gaps_of_stream(stream, engine, thresholds.gap_ns) for stream in streams]
     gaps = Gaps.joined(each)
     owners = Segments.of_lengths(np.array([len(own.start_ns) for own in each])).owners()
@@ -108,6 +108,12 @@ def judge(evidence: Evidence, thresholds: Thresholds) -> Judgement:
         stalls=np.flatnonzero(is_stall),
         withdrawn=_stored(evidence, owners, gaps, np.flatnonzero(~is_stall)),
     )
+
+
+def _engine(evidence: Evidence) -> Engine | None:
+    """Return the group's engine; ``None`` if the clock of its records was set, because then nothing joins them to the streams."""
+    records = evidence.engine
+    return None if records is None or clock_was_set(records, evidence.streams) else Engine.of(records)
 
 
 def _gaps_of_stream(stream: Stream, engine: Engine | None, gap_ns_min: int) -> Gaps:

@@ -2,7 +2,7 @@
 
 A record has the time at which the front end wrote it, which is late when the front end is late. But the record also has the duration of the
 step by the engine's own clock. The sum of the durations gives the true ends except for one constant; the record that was written soonest
-after its step gives the constant.
+after its step gives the constant. A duration that the records contradict is not used.
 
 The duration of a step is split by a model that is fitted to the engine's own steps: a base per step and request, and a cost per token of
 prefill or recompute. Time that the model does not explain is charged to GPU throttling as far as the GPU was throttled, and else to the
@@ -33,6 +33,9 @@ _TRIM, _ROUNDS = 1.6, 7
 # A step's work may take this multiple of the fitted cost, as its context grows, and this share of a median step in addition. Time beyond
 # that is charged to the host.
 _WORK_FACTOR, _WORK_SLACK = 1.5, 0.25
+# An interval is too long if all records before it would be late by more than this share of a median interval: chunks would be assigned
+# to other steps. It still measures its step if it is too long by this share of itself or less. So few records may indeed all be late.
+_EXCESS_SHARE, _MEASURED_SHARE, _LATE_RECORDS = 0.4, 0.25, 20
 # A fit needs this number of clean steps.
 _STEPS_MIN = 20
 WORK_STEPS_MIN = 5
@@ -86,10 +89,11 @@ class _Fit:
 
 def charge_steps(steps: Steps, gpus: Sequence[GpuClock] = ()) -> ChargedSteps:
     """Charge every step of an engine that runs on these GPUs. The time is linear in the number of steps."""
-    end = step_ends(steps)
+    intervals = _Intervals.of(steps)
+    end = _ends(steps, intervals.leads)
     duration = np.diff(end, prepend=end[:1])
     linked = _linked(steps)
-    complete = linked & ~np.isnan(steps.decode_requests) & ~np.isnan(steps.interval_ns)
+    complete = linked & ~np.isnan(steps.decode_requests) & intervals.measures
     work = _Work.of(steps)
     throttling = throttling_in(gpus, end - duration, end)
     clean = _clean(throttling, complete, work.tokens)
@@ -159,19 +163,57 @@ def step_ends(steps: Steps) -> Ints:
     """Return when each step ended, by the clock of the records.
 
     Within a run of steps with known durations, end = constant + sum of durations; the constant is the largest one with which no record
-    precedes the end of its step. A step without a duration begins a new run.
+    precedes the end of its step. A step without a duration begins a new run, and so does one with an interval that is too long.
     """
-    known = ~np.isnan(steps.interval_ns)
-    known[:1] = False
-    known[1:] &= np.diff(steps.number) == 1
-    run = np.cumsum(~known)
-    since = np.cumsum(np.where(known, steps.interval_ns, 0)).astype(np.int64)
-    slack = steps.recorded_ns - since
+    return _ends(steps, _Intervals.of(steps).leads)
+
+
+def _ends(steps: Steps, leads: Bools) -> Ints:
+    """Return the ends of steps. ``leads``: the steps that do not begin a new run."""
+    run, slack = _slack(steps, leads)
     if not len(slack):
         return slack
-    starts = np.flatnonzero(~known)
-    constant = np.minimum.reduceat(slack, starts)
-    return np.maximum.accumulate(since + constant[run - 1])
+    constant = np.minimum.reduceat(slack, np.flatnonzero(~leads))
+    return np.maximum.accumulate(steps.recorded_ns - slack + constant[run])
+
+
+def _slack(steps: Steps, leads: Bools) -> tuple[Ints, Ints]:
+    """Return the index of each step's run, and the time of its record less the sum of the intervals."""
+    since = np.cumsum(np.where(leads, steps.interval_ns, 0)).astype(np.int64)
+    return np.cumsum(~leads) - 1, steps.recorded_ns - since
+
+
+@dataclass(frozen=True, slots=True)
+class _Intervals:
+    """What the intervals of steps are worth.
+
+    ``leads``: the interval leads from the end of the step before to the end of the step. ``measures``: it is nearly the step's duration.
+
+    An interval is longer than its step if no request also got a token in the step before: the only request was preempted meanwhile, or
+    several batches take turns in a pipeline. Then the record is too early: all records before it would be late by the excess.
+    """
+
+    leads: Bools
+    measures: Bools
+
+    @classmethod
+    def of(cls, steps: Steps) -> _Intervals:
+        """Compare the intervals of these steps with their records."""
+        known = ~np.isnan(steps.interval_ns)
+        known[:1] = False
+        known[1:] &= np.diff(steps.number) == 1
+        if not known.any():
+            return cls(known, known)
+        run, slack = _slack(steps, known)
+        starts = np.flatnonzero(~known)
+        low, high = np.minimum.reduceat(slack, starts), np.maximum.reduceat(slack, starts)
+        # Each run is moved below the runs before it, so that one running minimum serves all of them.
+        moved = slack - (high + np.cumsum(high - low) - (high - low))[run]
+        excess = np.where(known, -np.diff(np.minimum.accumulate(moved), prepend=moved[:1]), 0)
+        excess_max = _EXCESS_SHARE * median(steps.interval_ns[known])
+        measures = known & (excess <= np.maximum(excess_max, _MEASURED_SHARE * steps.interval_ns))
+        is_early = np.arange(len(run)) - starts[run] <= _LATE_RECORDS
+        return cls(measures & (is_early | (excess <= excess_max)), measures)
 
 
 def _fit(duration: Floats, work: _Work, clean: Bools) -> _Fit | None:
