@@ -31,10 +31,10 @@ __all__ = ["load_engines"]
 
 _COLUMNS = (
     "interval_us", "running", "waiting",
-    "prefill_requests", "prefill_tokens", "decode_requests", "decode_tokens", "draft_tokens",
+    "prefill_requests", "prefill_tokens", "decode_requests", "decode_tokens", "draft_tokens", "preempted",
 )  # fmt: skip
 _STEPS = f"""
-SELECT tenant, engine_id, toUnixTimestamp64Nano(recorded_at) AS at_ns, engine_epoch, step, preempted, {", ".join(_COLUMNS)}
+SELECT tenant, engine_id, toUnixTimestamp64Nano(recorded_at) AS at_ns, engine_epoch, step, {", ".join(_COLUMNS)}
 FROM engine_steps FINAL
 WHERE {{which}} AND {{inside}}"""
 _REQUESTS = """
@@ -67,11 +67,12 @@ class _Finished:
 
 class _Read(NamedTuple):
     """The steps of an engine, the index of the step in which each request ended, by response id, and the ids of the requests that the
-    engine reports as never preempted.
+    engine reports as preempted and as never preempted.
     """
 
     steps: Steps
     last_step: Mapping[str, int]
+    preempted: frozenset[str]
     never_preempted: frozenset[str]
 
 
@@ -203,6 +204,7 @@ def _engines_by_requests(store: Store, served: Mapping[EngineKey, _Served]) -> d
             server_offset=offsets[key].server,
             client_offsets=offsets[key].clients,
             last_step=read[key].last_step,
+            preempted=read[key].preempted,
             never_preempted=read[key].never_preempted,
             first_token_ns=first_tokens.get(key, {}),
         )
@@ -276,11 +278,11 @@ def _steps(rows: Rows, requests: Rows | None) -> _Read:
         **{name: rows[name][order].astype(np.float64) for name in _COLUMNS[1:]},
     )
     if requests is None:
-        return _Read(steps, {}, frozenset())
+        return _Read(steps, {}, frozenset(), frozenset())
     names = list(map(unquoted, requests["response_id"].tolist()))
     # By step: a response of several sequences ends with the last of them.
     by_step = np.argsort(ended_in, kind="stable").tolist()
     last_step = {names[row]: int(ended_in[row]) for row in by_step if ended_in[row] >= 0 and names[row]}
-    is_reported = not np.isnan(rows["preempted"].astype(np.float64)).all()
-    preempted = {names[row] for row in np.flatnonzero(requests["preemptions"] > 0).tolist()}
-    return _Read(steps, last_step, frozenset(names) - preempted - {""} if is_reported else frozenset())
+    is_reported = not np.isnan(steps.preempted).all()
+    preempted = frozenset(names[row] for row in np.flatnonzero(requests["preemptions"] > 0).tolist()) - {""}
+    return _Read(steps, last_step, preempted, frozenset(names) - preempted - {""} if is_reported else frozenset())

@@ -113,6 +113,7 @@ def charge_steps(steps: Steps, gpus: Sequence[GpuClock] = ()) -> ChargedSteps:
         limits=limits,
         prefill_tokens=work.prefill,
         preempted=_preempted(steps),
+        resumed=steps.preempted != 0,
         linked=linked,
         complete=complete,
         fitted=fit is not None,
@@ -202,7 +203,10 @@ def _linked(steps: Steps) -> Bools:
 
 
 def _preempted(steps: Steps) -> Bools:
-    """Return the steps in which the running requests fell by more than the requests that ended, while the waiting requests rose."""
+    """Return the steps in which the running requests fell by more than the requests that ended, while the waiting requests rose.
+
+    An aborted request and a new one look the same: vLLM records no end of an aborted request.
+    """
     out = np.zeros(len(steps.number), np.bool_)
     fell = -np.diff(_or_zero(steps.running)) - _or_zero(steps.finished[1:])
     out[1:] = (fell > 0) & (np.diff(_or_zero(steps.waiting)) > 0)

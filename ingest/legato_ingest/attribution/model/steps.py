@@ -27,7 +27,8 @@ class Steps:
     """The recorded steps of one engine in order, one entry a step. Unknown values are NaN.
 
     ``recorded_ns``: when the front end wrote the record, by its clock. ``interval_ns``: the duration by the engine's clock. ``finished``:
-    the number of requests that ended in the step.
+    the number of requests that ended in the step. ``preempted``: the preemptions that the engine reported, each in the step that resumed
+    the request.
     """
 
     number: Ints
@@ -40,6 +41,7 @@ class Steps:
     decode_requests: Floats
     decode_tokens: Floats
     draft_tokens: Floats
+    preempted: Floats
     finished: Floats
 
 
@@ -82,8 +84,9 @@ class ChargedSteps:
     """The steps of an engine with their ends and parts, one entry a step.
 
     ``end_ns``: the end by the clock of the records; ``late_ns``: how long after its end the step was recorded. ``duration_ns``: the sum of
-    ``parts``; ``median_ns``: its median. ``preempted``: a request was preempted in the step. ``linked``: the previous step was recorded,
-    too, and the engine was busy between them. ``complete``: ``linked``, and the record has the duration and the work, so the parts are
+    ``parts``; ``median_ns``: its median. ``preempted``: a request seems to have been preempted in the step. ``resumed``: a preempted
+    request may have been resumed in it: the engine reported that, or does not report it. ``linked``: the previous step was recorded, too,
+    and the engine was busy between them. ``complete``: ``linked``, and the record has the duration and the work, so the parts are
     facts. ``fitted``: there were enough steps for the model; ``work_steps``: the number of steps with work that the model rests on.
     ``throttling``: the state of the GPUs in each step; ``usual_mhz``: the clock in the steps that the model rests on (NaN: unknown).
     """
@@ -98,6 +101,7 @@ class ChargedSteps:
     limits: StepLimits
     prefill_tokens: Floats
     preempted: Bools
+    resumed: Bools
     linked: Bools
     complete: Bools
     fitted: bool
@@ -110,6 +114,11 @@ class ChargedSteps:
     def preemptions(self) -> Ints:
         """Number of steps with a preemption before each step, and of all."""
         return _sums(self.preempted)
+
+    @cached_property
+    def resumptions(self) -> Ints:
+        """Number of ``resumed`` steps before each step, and of all."""
+        return _sums(self.resumed)
 
     @cached_property
     def unlinked(self) -> Ints:
