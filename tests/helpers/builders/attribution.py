@@ -66,6 +66,7 @@ def charged_steps(
     preempted: Sequence[int] = (),
     resumed: Sequence[int] | None = None,
     missing: Sequence[int] = (),
+    unsure: Sequence[int] = (),
     work_steps: int = 5,
     state: Throttling | None = None,
 ) -> ChargedSteps:
@@ -73,6 +74,7 @@ def charged_steps(
 
     ``late_ms``: how late each was recorded (default: at once). ``preempted``: the steps with a preemption. ``resumed``: those that resumed
     a request (default: not reported). ``missing``: the steps before which a record is missing.
+    ``unsure``: those that may have waited for another rank.
     """
     count = len(durations)
     parts = StepParts(**{name: ints(*(each.get(name, 0) for each in durations)) for name in StepParts.__dataclass_fields__})
@@ -91,6 +93,8 @@ def charged_steps(
         parts=parts,
         limits=StepLimits(parts.base, work, parts.gpu_clock, share),
         prefill_tokens=(parts.scheduling > 0).astype(float),
+        awaited=np.isin(np.arange(count), unsure),
+        unsure=np.isin(np.arange(count), unsure),
         preempted=np.isin(np.arange(count), preempted),
         resumed=np.isin(np.arange(count), resumed if resumed is not None else np.arange(count)),
         linked=linked,

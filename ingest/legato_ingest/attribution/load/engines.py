@@ -14,16 +14,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from legato_ingest.attribution.load.by_engine import Rows, Window, Windows, rows_by_engine
+from legato_ingest.attribution.load.by_engine import Rows, Window, Windows, batches_of, rows_by_engine, span_of
 from legato_ingest.attribution.load.clock_offsets import ClockOffsets, RecordedEnds, clock_offsets
 from legato_ingest.attribution.load.due import CLOCKS_APART_NS
+from legato_ingest.attribution.load.engine_ids import IS_RANK, SERVER, is_behind
 from legato_ingest.attribution.load.gpu_clock_samples import gpu_clocks
 from legato_ingest.attribution.load.scraped_metrics import boots_of
 from legato_ingest.attribution.model.engine import EngineRecords, steps_of_requests
+from legato_ingest.attribution.model.ranks import Rank
 from legato_ingest.attribution.model.scraped import AROUND_NS, EngineKey
 from legato_ingest.attribution.model.step_model import step_ends
 from legato_ingest.attribution.model.steps import Steps
 from legato_ingest.attribution.model.vantage import Stream
+from legato_ingest.definitions import server_of
 from legato_ingest.storage import Store
 from legato_ingest.storage.sql import between_ns, quoted, quoted_all, unquoted
 
@@ -43,6 +46,14 @@ FROM engine_requests FINAL
 WHERE {inside} AND {which}"""
 # A request is finished once for each of its sequences. Of a response id that many requests have, no more is read than shows an engine.
 _FINISHED = f"{_REQUESTS} ORDER BY at_ns DESC, engine_id LIMIT 16 BY tenant, response_id"
+_RANKS = f"""
+SELECT DISTINCT tenant, engine_id
+FROM engine_steps
+WHERE {{inside}} AND {IS_RANK} AND {{which}}
+ORDER BY tenant, length(engine_id), engine_id
+LIMIT {{most}} BY tenant, {SERVER}"""
+# The steps of so many other ranks are read for each engine.
+_RANKS_MAX = 16
 # Conditions of one query.
 _TENANTS_MAX = 256
 _FIRST_TOKENS = """
@@ -103,7 +114,7 @@ def load_engines(store: Store, streams: Sequence[Stream]) -> tuple[list[Stream],
     served = _served(named, finished)
     engines = _engines_by_requests(store, served)
     engines |= _engines_by_host(store, {key: each.streams for key, each in served.items() if key not in engines})
-    return named, engines
+    return named, engines | _with_ranks(store, engines)
 
 
 def _named(store: Store, streams: Sequence[Stream], finished: Sequence[_Finished]) -> list[Stream]:
@@ -236,6 +247,36 @@ def _engines_by_host(store: Store, streams: Mapping[EngineKey, Sequence[Stream]]
         key: EngineRecords(steps=steps, gpus=gpus.get(key, ()), server_offset=offset.server, first_token_ns=first_tokens.get(key, {}))
         for key, steps in on_host.items()
     }
+
+
+def _with_ranks(store: Store, engines: Mapping[EngineKey, EngineRecords]) -> dict[EngineKey, EngineRecords]:
+    """Return those of the engines that are ranks, with the steps of the other ranks behind their servers."""
+    windows = {key: (int(each.steps.recorded_ns.min()), int(each.steps.recorded_ns.max())) for key, each in engines.items()}
+    others = _other_ranks(store, windows)
+    around: dict[EngineKey, Window] = {}
+    for key, own in others.items():
+        for other in own[:_RANKS_MAX]:
+            low, high = around.get(other, windows[key])
+            around[other] = min(low, windows[key][0]), max(high, windows[key][1])
+    read = {key: Rank.of(each.steps, step_ends(each.steps)) for key, each in _read_steps(store, around, {}).items()}
+    return {
+        key: replace(engines[key], ranks=[read[other] for other in own[:_RANKS_MAX] if other in read], has_all_ranks=len(own) <= _RANKS_MAX)
+        for key, own in others.items()
+    }
+
+
+def _other_ranks(store: Store, windows: Windows) -> dict[EngineKey, list[EngineKey]]:
+    """Return, for each engine that is a rank, the other ranks behind its server with steps within its window."""
+    ranks: dict[EngineKey, list[EngineKey]] = {}
+    for batch in batches_of(windows):
+        inside = between_ns("recorded_at", *span_of(batch))
+        for row in store.select(_RANKS.format(inside=inside, which=is_behind(batch), most=_RANKS_MAX + 2)):
+            tenant, engine = str(unquoted(row[0])), str(unquoted(row[1]))
+            own = ranks.setdefault((tenant, server_of(engine)), [(tenant, server_of(engine))])
+            if (tenant, engine) not in own:
+                own.append((tenant, engine))
+    found = {key: ranks.get((key[0], server_of(key[1])), []) for key in windows}
+    return {key: others for key, own in found.items() if (others := [other for other in own if other != key])}
 
 
 def _sampled(steps: Mapping[EngineKey, Steps]) -> dict[EngineKey, Window]:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from legato_ingest.attribution.model.gpu_throttle import GpuClock
+from legato_ingest.attribution.model.ranks import Rank
 from legato_ingest.attribution.model.step_model import charge_steps
 from legato_ingest.attribution.model.steps import ChargedSteps, Steps
 from legato_ingest.attribution.model.vantage import Stream
@@ -26,15 +27,18 @@ _OFFSET_ERROR_SHARE, _OFFSET_ERROR_NS_MAX = 0.35, 10_000_000
 class EngineRecords:
     """What the store has of one engine.
 
-    ``server_offset``: the records' clock minus the server's clock, and how much larger the true offset may be (``None``: unknown); ``None``
-    if nothing gives the offset. ``client_offsets``: the records' clock minus each client's (by ``Stream.clock``), assuming that the fastest
-    delivery took no time. ``last_step``: the index of the step that ended a request, by response id. ``first_token_ns``: when the server
-    sent a request's first token, by the server's clock, by response id. ``preempted``, ``never_preempted``: the response ids of the
-    requests that ended and, as the engine reports, were preempted once or more, or never.
+    ``ranks``: the other ranks of its server; ``has_all_ranks``: there are no more. ``server_offset``: the records' clock minus the server's
+    clock, and how much larger the true offset may be (``None``: unknown); ``None`` if nothing gives the offset. ``client_offsets``: the
+    records' clock minus each client's (by ``Stream.clock``), assuming that the fastest delivery took no time. ``last_step``: the index of
+    the step that ended a request, by response id. ``first_token_ns``: when the server sent a request's first token, by the server's clock,
+    by response id. ``preempted``, ``never_preempted``: the response ids of the requests that ended and, as the engine reports, were
+    preempted once or more, or never.
     """
 
     steps: Steps
     gpus: Sequence[GpuClock] = ()
+    ranks: Sequence[Rank] = ()
+    has_all_ranks: bool = True
     server_offset: tuple[int, int | None] | None = None
     client_offsets: Mapping[str, int] = field(default_factory=dict)
     last_step: Mapping[str, int] = field(default_factory=dict)
@@ -68,7 +72,7 @@ class Engine:
     @classmethod
     def of(cls, records: EngineRecords) -> Engine:
         """Charge the engine's steps."""
-        steps = charge_steps(records.steps, records.gpus)
+        steps = charge_steps(records.steps, records.gpus, records.ranks, records.has_all_ranks)
         error = min(int(_OFFSET_ERROR_SHARE * steps.median_ns), _OFFSET_ERROR_NS_MAX)
         offset = None
         first_token: dict[str, int] = {}

@@ -81,6 +81,14 @@ def test_the_host_is_strong_where_the_gpu_or_the_kernel_was_recorded(known: bool
     assert confidence("host", steps, waited_us=waited_us, step_first=0, step_last=1) == expected
 
 
+@pytest.mark.parametrize(("waited_us", "expected"), [(0, "likely"), (200_000, "strong")])
+def test_the_host_is_likely_where_a_step_may_have_waited_for_another_rank(waited_us: int, expected: str) -> None:
+    """Unless the kernel counted that the engine waited for a CPU. Steps outside of the gap do not count."""
+    steps = charged_steps(*[{"base": 10}] * 4, state=throttling(4, known=True), unsure=[2])
+    assert confidence("host", steps, waited_us=waited_us, step_first=1, step_last=2) == expected
+    assert confidence("host", steps, step_first=0, step_last=1) == "strong"
+
+
 def test_a_verdict_with_time_that_no_step_explains_is_not_strong() -> None:
     """A tenth of the stall has no steps; they may arrive late."""
     for generated_ms, expected in ((39, "strong"), (41, "likely")):
