@@ -24,12 +24,13 @@ def test_evidence_is_in_sentences() -> None:
 
 def test_phrases_are_the_sentences_without_their_marks() -> None:
     """The command line lists what the page says. Nothing is said about zero lengths or half a counter."""
-    evidence = {"hold_us": "1000", "caught_up_percent": "80", "coincident_stalls": "1234", "buffered": "1"}
+    evidence = {"hold_us": "1000", "caught_up_percent": "80", "coincident_stalls": "1234", "buffered": "1", "other_ranks": "1"}
     assert phrases(evidence) == [
         "the application held the chunk for 1.0 ms",
         "80 % of the missing chunks arrived right behind the gap",
         "1,234 other streams had the same gap at the same moment with this cause",
         "the stream arrived in releases of several chunks",
+        "another rank of the server had prefill or recompute in these steps, and the ranks wait for each other",
     ]
     assert [f"{words[0].upper()}{words[1:]}." for words in phrases(evidence)] == sentences(evidence)
     assert phrases({"hold_us": 0, "cpu_wait_us": 5, "clock_mhz": 900}) == []

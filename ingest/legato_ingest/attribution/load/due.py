@@ -14,7 +14,7 @@ from operator import itemgetter
 import numpy as np
 
 from legato_ingest.attribution.load.by_engine import ENGINE_NS_SPARSE, Window, batches_of, span_of
-from legato_ingest.attribution.load.engine_ids import is_one_of, is_one_of_servers
+from legato_ingest.attribution.load.engine_ids import is_behind, is_one_of
 from legato_ingest.attribution.load.gpu_clock_samples import GPU_METRICS
 from legato_ingest.attribution.load.learned_offsets import CLOCKS_APART_NS, STREAM_NS_MAX, LearnedOffsets, stretch_of_any
 from legato_ingest.attribution.load.scraped_metrics import SCRAPED_METRICS
@@ -217,7 +217,7 @@ def _by_steps(store: Store, clocks: LearnedOffsets, new: str, is_judged: str, ju
     for batch in batches_of({key: window for key, window in windows.items() if window[0] <= judged_ns}, ENGINE_NS_SPARSE):
         low, high = span_of(batch)
         for each in _running(store, {tenant for tenant, _ in batch}, low, high, is_judged):
-            elsewhere = _ELSEWHERE.format(engines=is_one_of_servers(batch), around=each.started())
+            elsewhere = _ELSEWHERE.format(engines=is_behind(batch), around=each.started())
             yield replace(each, which=f"{each.which} AND {elsewhere}")
     for tenant in sorted(crowded):
         own = f"{new} AND tenant = {quoted(tenant)}"
@@ -258,7 +258,7 @@ def _running(store: Store, tenants: Collection[str], low: int, high: int, is_jud
             yield each
 
 
-# The streams are not explained by the complete records of other engines.
+# The streams are not explained by the complete records of other engines. A rank may wait for the other ranks of its server.
 _ELSEWHERE = """(tenant, start_time, trace_id, span_id) NOT IN
     (
         SELECT tenant, start_time, trace_id, span_id FROM verdicts FINAL

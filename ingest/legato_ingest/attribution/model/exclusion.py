@@ -45,8 +45,8 @@ def _of_steps(gaps: Gaps, verdicts: Verdicts, error_ns: Ints, steps: ChargedStep
     else:
         throttling = steps.throttling
         lowered = throttling.hard_ns + throttling.soft_ns > 0
-        no_prefill = _none_in_steps(steps.prefill_tokens > 0, verdicts)
-        no_recompute = _none_in_steps(steps.preempted | (steps.limits.recompute_share > 0), verdicts)
+        no_prefill = _none_in_steps((steps.prefill_tokens > 0) | steps.awaited, verdicts)
+        no_recompute = _none_in_steps(steps.preempted | (steps.limits.recompute_share > 0) | steps.awaited, verdicts)
         no_throttling = _none_in_steps(~throttling.known | lowered, verdicts)
     return {
         "server on time": gaps.has_server & ~verdicts.aligned & (verdicts.parts[:, _GENERATION] <= error_ns),

@@ -5,8 +5,8 @@ step by the engine's own clock. The sum of the durations gives the true ends exc
 after its step gives the constant. A duration that the records contradict is not used.
 
 The duration of a step is split by a model that is fitted to the engine's own steps: a base per step and request, and a cost per token of
-prefill or recompute. Time that the model does not explain is charged to GPU throttling as far as the GPU was throttled, and else to the
-host.
+prefill or recompute. Ranks of a server that wait for each other take as long as the one with the most work (`ranks`). Time that the
+model does not explain is charged to GPU throttling as far as the GPU was throttled, and else to the host.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from legato_ingest.attribution.model.gpu_throttle import CLOCK_DROP_MIN, GpuClock, Throttling, throttling_in, throttling_share_ns
 from legato_ingest.attribution.model.median import median
-from legato_ingest.attribution.model.steps import ChargedSteps, StepLimits, Steps, split_durations
+from legato_ingest.attribution.model.ranks import Rank, Work, beside
+from legato_ingest.attribution.model.steps import ChargedSteps, StepLimits, Steps, or_zero, split_durations
 
 __all__ = ["WORK_STEPS_MIN", "charge_steps", "step_ends"]
 
@@ -43,31 +44,6 @@ WORK_STEPS_MIN = 5
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
-    """What each step had to do: the number of requests, the tokens of prefill, and those of recompute."""
-
-    requests: Floats
-    prefill: Floats
-    recompute: Floats
-
-    @classmethod
-    def of(cls, steps: Steps) -> _Work:
-        # The engine counts the recompute of a preempted request as decode tokens: far more of them than requests and drafts explain.
-        beyond = _or_zero(steps.decode_tokens - steps.decode_requests) - _or_zero(steps.draft_tokens)
-        requests = _or_zero(steps.prefill_requests) + _or_zero(steps.decode_requests)
-        return cls(requests, _or_zero(steps.prefill_tokens), np.maximum(0, beyond))
-
-    @property
-    def tokens(self) -> Floats:
-        return self.prefill + self.recompute
-
-    @property
-    def recompute_share(self) -> Floats:
-        tokens = self.tokens
-        return np.divide(self.recompute, tokens, out=np.zeros(len(tokens)), where=tokens > 0)
-
-
-@dataclass(frozen=True, slots=True)
 class _Fit:
     """The model: ns per step, per request and per token of work; and the median duration of the steps that it rests on."""
 
@@ -76,25 +52,30 @@ class _Fit:
     token_ns: float
     median_ns: float
 
-    def base_ns(self, work: _Work) -> Floats:
+    def base_ns(self, work: Work) -> Floats:
         return np.maximum(0, self.step_ns + self.request_ns * work.requests)
 
-    def work_ns(self, work: _Work) -> Floats:
+    def work_ns(self, work: Work) -> Floats:
         return max(0.0, self.token_ns) * work.tokens
 
-    def work_ns_max(self, work: _Work) -> Floats:
+    def work_ns_max(self, work: Work) -> Floats:
         cost = _WORK_FACTOR * max(0.0, self.token_ns) * work.tokens + _WORK_SLACK * self.median_ns
         return np.where(work.tokens > 0, cost, 0)
 
 
-def charge_steps(steps: Steps, gpus: Sequence[GpuClock] = ()) -> ChargedSteps:
-    """Charge every step of an engine that runs on these GPUs. The time is linear in the number of steps."""
+def charge_steps(steps: Steps, gpus: Sequence[GpuClock] = (), ranks: Sequence[Rank] = (), has_all_ranks: bool = True) -> ChargedSteps:
+    """Charge every step of an engine that runs on these GPUs. The time is linear in the number of steps.
+
+    ``ranks``: the other ranks of its server; ``has_all_ranks``: there are no more.
+    """
     intervals = _Intervals.of(steps)
     end = _ends(steps, intervals.leads)
     duration = np.diff(end, prepend=end[:1])
     linked = _linked(steps)
     complete = linked & ~np.isnan(steps.decode_requests) & intervals.measures
-    work = _Work.of(steps)
+    own = Work.of(steps)
+    others = beside(own, end, linked, ranks, has_all_ranks)
+    work = others.work
     throttling = throttling_in(gpus, end - duration, end)
     clean = _clean(throttling, complete, work.tokens)
     fit = _fit(duration.astype(np.float64), work, clean)
@@ -115,8 +96,11 @@ def charge_steps(steps: Steps, gpus: Sequence[GpuClock] = ()) -> ChargedSteps:
         median_ns=int(median(duration)) if len(end) else 0,
         parts=split_durations(duration, limits),
         limits=limits,
-        prefill_tokens=work.prefill,
+        prefill_tokens=own.prefill,
+        awaited=others.awaited,
+        unsure=others.unsure,
         preempted=_preempted(steps),
+        resumed=steps.preempted != 0,
         linked=linked,
         complete=complete,
         fitted=fit is not None,
@@ -146,11 +130,6 @@ def _clean(throttling: Throttling, complete: Bools, work: Floats) -> Bools:
     clean = complete & (throttling.hard_ns == 0) & ~is_low
     has_work = (work[clean] > 0).sum() >= WORK_STEPS_MIN or not (work[complete] > 0).any()
     return clean if clean.sum() >= _STEPS_MIN and has_work else complete
-
-
-def _or_zero(values: Floats) -> Floats:
-    """Return the values, with 0 for unknown ones. ``numpy.nan_to_num`` also replaces infinity, and takes four times as long."""
-    return np.where(np.isnan(values), 0.0, values)
 
 
 def _median(values: Floats) -> float:
@@ -216,7 +195,7 @@ class _Intervals:
         return cls(measures & (is_early | (excess <= excess_max)), measures)
 
 
-def _fit(duration: Floats, work: _Work, clean: Bools) -> _Fit | None:
+def _fit(duration: Floats, work: Work, clean: Bools) -> _Fit | None:
     """Fit the model to the clean steps by trimmed least squares; ``None`` with too few of them."""
     if clean.sum() < _STEPS_MIN:
         return None
@@ -238,14 +217,17 @@ def _fit(duration: Floats, work: _Work, clean: Bools) -> _Fit | None:
 def _linked(steps: Steps) -> Bools:
     """Return the steps that directly follow the step before them in the record, with the engine busy between the two."""
     out = np.zeros(len(steps.number), np.bool_)
-    is_busy = _or_zero(steps.running[:-1]) + _or_zero(steps.waiting[:-1]) > 0
+    is_busy = or_zero(steps.running[:-1]) + or_zero(steps.waiting[:-1]) > 0
     out[1:] = (np.diff(steps.number) == 1) & is_busy
     return out
 
 
 def _preempted(steps: Steps) -> Bools:
-    """Return the steps in which the running requests fell by more than the requests that ended, while the waiting requests rose."""
+    """Return the steps in which the running requests fell by more than the requests that ended, while the waiting requests rose.
+
+    An aborted request and a new one look the same: vLLM records no end of an aborted request.
+    """
     out = np.zeros(len(steps.number), np.bool_)
-    fell = -np.diff(_or_zero(steps.running)) - _or_zero(steps.finished[1:])
-    out[1:] = (fell > 0) & (np.diff(_or_zero(steps.waiting)) > 0)
+    fell = -np.diff(or_zero(steps.running)) - or_zero(steps.finished[1:])
+    out[1:] = (fell > 0) & (np.diff(or_zero(steps.waiting)) > 0)
     return out

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from helpers.builders.judging import verdicts, worker
 from helpers.builders.spans import SECOND_NS, native_span, request, steady_timeline
-from helpers.builders.world import World
+from helpers.builders.world import MS, World
 from helpers.builders.world_spans import ENGINE, put, steps, stream
 from legato_ingest.attribution.load import due as module
 from legato_ingest.attribution.load.due import Due, due_by_evidence, due_by_receipt, joined
@@ -107,6 +107,26 @@ def test_late_steps_are_found_by_a_list_and_by_a_condition(store: Store, monkeyp
     time.sleep(0.01)
     judge.step()
     assert {row[0] for row in verdicts(store)} == {"base"}
+
+
+@pytest.mark.parametrize(("own", "other"), [("e", "e/1"), ("e/2", "e"), ("e/2", "e/10")])
+def test_late_steps_of_another_rank_explain_a_stall(store: Store, own: str, other: str) -> None:
+    """The ranks wait for each other, so its prompt was in the step. What another server's engine did in that moment means nothing."""
+    prompts = dict.fromkeys(range(20, 180, 20), 300)
+    world = World(prefill=prompts, slow={200: 600 * MS})
+    beside = World(prefill={200: 3_000}, slow=dict.fromkeys(prompts, 60 * MS))
+    put(store, steps(world, engine_id=own), RECEIVED_NS)
+    put(store, steps(beside, 0, engine_id="f/1"), RECEIVED_NS)
+    for vantage in ("client", "server"):
+        put(store, stream(world, vantage), RECEIVED_NS)
+    judge = worker(store)
+    judge.step()
+    assert verdicts(store) == [("host", "likely", [], 200)]
+    time.sleep(0.01)
+    put(store, steps(beside, 0, engine_id=other), time.time_ns())
+    time.sleep(0.01)
+    judge.step()
+    assert verdicts(store) == [("scheduling", "strong", [], 200)]
 
 
 @pytest.mark.parametrize("offset_s", [0, 1_800])

@@ -67,6 +67,14 @@ def test_a_preemption_in_its_steps_excludes_no_preemption() -> None:
     assert not set(CORE) & set(excluded(seen, own, steps))
 
 
+def test_the_work_of_another_rank_excludes_no_work() -> None:
+    """The step may have waited for the other rank."""
+    seen, _ = engine(host=300)
+    steps = charged_steps(BASE, {"base": 10, "host": 300}, BASE, unsure=[1])
+    own = verdict("host", {"base": 10, "host": 300}, step_first=1, step_last=1)
+    assert not {"scheduling", "kv_pressure"} & set(excluded(seen, own, steps))
+
+
 def test_an_immediate_delivery_excludes_the_path() -> None:
     """Within the error, and not if the server's times were concluded from the steps."""
     own = verdict("generation", {"base": 20, "generation": 380})
