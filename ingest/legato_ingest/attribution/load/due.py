@@ -68,7 +68,7 @@ LEFT JOIN
     GROUP BY tenant, engine_id
 ) AS steps USING (tenant, engine_id)
 WHERE {new} AND response_id != '' AND NOT if(step = 0, recorded_at BETWEEN low AND high, step BETWEEN first AND last)"""
-# A request waits this long for a step that is sent with it, whose time it then has.
+# A request waits this long for a step that is sent with it, and then has its time.
 _REQUEST_LATE_NS = 30_000 * _MS
 # A stream of several hours is looked for this long before, and is received this much earlier at most, by another clock.
 _LONG_NS_MAX, _CLOCK_NS = 86_400_000 * _MS, 30_000 * _MS
