@@ -15,7 +15,7 @@ def test_evidence_is_in_sentences() -> None:
         "The server sent the next chunk after 12.70 s.",
         "The engine's record arrived 7.9 ms after its step.",
         "The request was preempted in step 1,591.",
-        "The chunks arrived in separate reads.",
+        "No usual release of a buffer ended the gap.",
         "Data lay unread in the client's socket.",
         "The driver throttled a GPU for 500 ms, down to 1,200 MHz of 1,980 MHz.",
         "The engine's threads were ready without a CPU for 200 µs in total in the 2.00 s around it.",

@@ -50,7 +50,7 @@ def confidences(
     out: list[str] = []
     for row, name in enumerate(causes):
         cause = BY_NAME[name]
-        confidence = cause.by_exclusion if steps is None and cause.by_exclusion else cause.confidence
+        confidence = cause.by_exclusion if not verdicts.aligned[row] and cause.by_exclusion else cause.confidence
         is_fit = has_few and (name == "scheduling" or name == "kv_pressure" and verdicts.preempted[row] < 0)
         is_unseen = name == "gpu_clock" and not _has_low_clock(verdicts, row, steps)
         is_unexplained = verdicts.parts[row, _GENERATION] >= max(_UNEXPLAINED_SHARE * verdicts.excess_ns[row], 1)

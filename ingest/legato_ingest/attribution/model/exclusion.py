@@ -64,7 +64,7 @@ def _of_delivery(gaps: Gaps, verdicts: Verdicts, error_ns: Ints) -> dict[Rule, B
     on_path = np.asarray(verdicts.parts[:, _ON_PATH].sum(axis=1))
     return {
         "delivered at once": gaps.has_client & gaps.has_server & (gaps.server_error_ns == 0) & (on_path <= error_ns),
-        "separate reads": gaps.has_client & gaps.has_server & ~gaps.buffered,
+        "no release": gaps.has_client & gaps.has_server & ~gaps.buffered,
         "socket empty": gaps.socket_known & ~gaps.unread,
         "socket unread": gaps.unread,
         "buffered": gaps.has_client & gaps.has_server & gaps.buffered,

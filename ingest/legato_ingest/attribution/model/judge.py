@@ -50,8 +50,9 @@ class Thresholds:
 class Evidence:
     """Everything that the store has about a group of streams.
 
-    ``engine``: the engine of all streams, if its steps are known. Else ``metrics`` has what was scraped of their engines. ``cpu``: the
-    samples of the engines' hosts. ``stored_stalls``: the gaps of these streams that the store has as stalls.
+    ``engine``: the engine of all streams, if its steps are known. ``metrics``: what was scraped of the engines that have no steps, or an
+    incomplete record of them; it counts where no step explains a gap. ``cpu``: the samples of the engines' hosts. ``stored_stalls``: the
+    gaps of these streams that the store has as stalls.
     """
 
     streams: Sequence[Stream]
@@ -90,7 +91,8 @@ def judge(evidence: Evidence, thresholds: Thresholds) -> Judgement:
     verdicts = charge(gaps, engine.steps if engine is not None else None)
     verdicts = corroborate(gaps, verdicts, owners, _clock_numbers(streams)[owners])
     rows = _rows_by_engine(streams, owners)
-    findings = _findings(evidence, owners, gaps, rows)
+    unexplained = {key: own[~verdicts.aligned[own]] for key, own in rows.items()}
+    findings = _findings(evidence, owners, gaps, unexplained)
     verdicts = name_by_exclusion(gaps, verdicts, findings)
     cpu_waits: dict[int, dict[str, int]] = {}
     for key, samples in evidence.cpu.items():
@@ -153,13 +155,13 @@ def _rows_by_engine(streams: Sequence[Stream], owners: Ints) -> dict[EngineKey, 
 
 
 def _findings(evidence: Evidence, owners: Ints, gaps: Gaps, rows: Mapping[EngineKey, Ints]) -> MetricFindings:
-    """Return what the scraped metrics of each stream's engine show about its gaps."""
+    """Return what the scraped metrics of each stream's engine show about its gaps. ``rows``: the gaps of each engine in question."""
     out = MetricFindings.none(len(owners))
     start = np.where(gaps.has_server, gaps.server_start_ns, gaps.start_ns)
     end = np.where(gaps.has_server, gaps.server_end_ns, gaps.end_ns)
     for key, metrics in evidence.metrics.items():
         own = rows.get(key)
-        if own is not None:
+        if own is not None and len(own):
             boots = [evidence.streams[owner].server_boot for owner in owners[own]]
             same_clock = np.array([bool(boot) and boot in metrics.boots for boot in boots], np.bool_)
             out.put(own, excluded_by_metrics(metrics, start[own], end[own], same_clock))

@@ -39,6 +39,7 @@ def test_with_everything_recorded_it_is_the_tables(cause: Cause) -> None:
 def test_without_steps_it_is_weaker(cause: str, expected: str) -> None:
     """The cause was reached by exclusion."""
     assert confidence(cause, None) == expected and confidence(cause, None, server=False) == expected
+    assert confidence(cause, STEPS) == expected, "steps are known, but those of this gap are not"
 
 
 @pytest.mark.parametrize("cause", PARTS)
