@@ -16,7 +16,7 @@ import clickhouse_connect
 from clickhouse_connect.driver.client import Client
 
 from legato_ingest.errors import SettingsError, StoreError, StoreRefused, StoreUnavailable
-from legato_ingest.storage.chdb_integrity import KILL_ALL, MERGED_PARTS_KEPT_S, PartIntegrity, check_room, folders_of
+from legato_ingest.storage.chdb_integrity import MERGED_PARTS_KEPT_S, PartIntegrity, check_room, folders_of
 from legato_ingest.storage.client_errors import translated
 from legato_ingest.storage.clients import ClientStore
 from legato_ingest.storage.part_list import PartList
@@ -31,6 +31,8 @@ _DATABASE, _UNKNOWN_TABLE = "default", 60
 _PERHAPS_DAMAGED, _IN_PART = frozenset((33, 117)), "while reading from part"
 # Statements that need no free space; some of them free space.
 _FREES_ROOM = ("DROP", "KILL", "SYSTEM", "TRUNCATE")
+# The clones of this store may be running statements of Legato's own: only the clients of readers are read-only.
+_KILL_READS = "KILL QUERY WHERE Settings['readonly'] = '1' ASYNC"
 _INSERTED = re.compile(r"\s*INSERT INTO (\w+)")
 _WITHOUT_LIFETIME = """
 SELECT name FROM system.tables
@@ -77,8 +79,7 @@ class EmbeddedStore(ClientStore):
         """Refuse new queries of readers and cancel the running ones."""
         super().end_reads()
         with self._write() as writer:
-            # No statement of Legato's own is running: this holds the writing client.
-            writer.command(KILL_ALL)
+            writer.command(_KILL_READS)
 
     def keep_merged_parts(self) -> None:
         """Set ``old_parts_lifetime`` of every table, so that parts replaced by a merge stay until ``verify`` has checked the merge."""
