@@ -21,7 +21,6 @@ from legato_ingest.errors import SettingsError
 
 __all__ = ["Settings", "deprecations", "load"]
 
-
 # Fields with an earlier name. The variable of the earlier name still works; the variable of the new name takes precedence.
 _EARLIER_NAMES = {
     "tenant_in_flight_bytes_max": "tenant_waiting_bytes_max",
@@ -194,27 +193,25 @@ class Settings(BaseSettings):
     retention_days: int = Field(
         90,
         ge=0,
-        le=36_500,
+        le=20_000,
         description=(
             "Days for which streams, engine steps, samples and verdicts are kept. Older streams, steps and samples are also "
-            "rejected on receipt. 0: no limit"
+            "rejected on receipt. At most 20,000; 0: no limit"
         ),
     )
     retention_timelines_days: int = Field(
         0,
         ge=0,
-        le=36_500,
-        description=(
-            "Days for which raw timelines are kept. The statistics of the streams stay. 0: timelines are kept as long as their streams"
-        ),
+        le=20_000,
+        description="Days for which raw timelines are kept, at most 20,000. The statistics of a stream stay. 0: as long as their streams",
     )
     retention_rollups_days: int = Field(
         400,
         ge=0,
-        le=36_500,
+        le=20_000,
         description=(
             "Days for which the rollups and the changes in chunking are kept; the 5-minute rollup of node samples at least as long as the "
-            "samples. 0: no limit"
+            "samples. At most 20,000; 0: no limit"
         ),
     )
     body_bytes_max: int = Field(
