@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import clickhouse_connect
 from clickhouse_connect.driver.client import Client
 
-from legato_ingest.errors import SettingsError, StoreError, StoreRefused, StoreUnavailable
+from legato_ingest.errors import LegatoError, SettingsError, StoreError, StoreRefused, StoreUnavailable
 from legato_ingest.storage.chdb_integrity import MERGED_PARTS_KEPT_S, PartIntegrity, check_room, folders_of
 from legato_ingest.storage.client_errors import translated
 from legato_ingest.storage.clients import ClientStore
@@ -24,7 +24,7 @@ from legato_ingest.storage.part_scrub import DAMAGED, PartScrub, set_aside_by_en
 from legato_ingest.storage.store import PartFault, ReadLimits
 from legato_ingest.storage.watermark import now_ms
 
-__all__ = ["EmbeddedStore", "backups_of"]
+__all__ = ["EmbeddedStore", "backups_of", "unfinished_restore"]
 
 _DATABASE, _UNKNOWN_TABLE = "default", 60
 # These codes of ClickHouse may also be about damaged data, if they name a part: CANNOT_READ_ALL_DATA and INCORRECT_DATA.
@@ -40,8 +40,8 @@ WHERE database = currentDatabase() AND engine LIKE '%MergeTree' AND create_table
 
 
 class EmbeddedStore(ClientStore):
-    """The store in the folder ``path``; opening takes a second and 200 MB. Raises ``StoreUnavailable``, and
-    ``SettingsError`` without the package chdb.
+    """The store in the folder ``path``; opening takes a second and 200 MB. Raises ``StoreUnavailable``, ``SettingsError`` without the
+    package chdb, and ``LegatoError`` for a store without all rows of its backup.
 
     ``backups`` is the only folder that the engine may write backups to or restore from; the default is next to the store. Further stores on
     the same folder in this process must be made with ``clone``: they share the state of the part checks.
@@ -55,6 +55,11 @@ class EmbeddedStore(ClientStore):
         *,
         parent: EmbeddedStore | None = None,
     ) -> None:
+        if parent is None and unfinished_restore(path).exists():
+            raise LegatoError(
+                f"the store {path} lacks rows: a `legato restore` into it did not end, or found other rows than in its backup; run `legato "
+                "restore` again, which empties this store first"
+            )
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._path, self._backups = path, backups or backups_of(path)
         self._integrity: PartIntegrity = parent._integrity if parent is not None else PartIntegrity()
@@ -218,3 +223,8 @@ class EmbeddedStore(ClientStore):
 def backups_of(path: pathlib.Path) -> pathlib.Path:
     """Return the folder for the backups of the store at ``path``."""
     return path.with_name(path.name + ".backups")
+
+
+def unfinished_restore(path: pathlib.Path) -> pathlib.Path:
+    """Return the file that the store at ``path`` has until its restore has ended."""
+    return path / "legato_restoring"
