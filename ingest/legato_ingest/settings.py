@@ -217,6 +217,7 @@ class Settings(BaseSettings):
     body_bytes_max: int = Field(
         64 * 2**20,
         ge=1,
+        le=2**31 - 1,
         description="Largest request body in bytes, before and after decompression. Larger requests get 413",
     )
     queue_bytes_max: int = Field(
@@ -358,11 +359,11 @@ class Settings(BaseSettings):
 
     @property
     def store_path(self) -> pathlib.Path:
-        """The embedded store's folder. Raises ``SettingsError`` if the store is a server."""
+        """The embedded store's folder, whichever link names it, as for its lock. Raises ``SettingsError`` if the store is a server."""
         address = address_of(self.store)
         if isinstance(address, Address):
             raise SettingsError(f"LEGATO_STORE is {address}: this command needs an embedded store (chdb:///absolute/path)")
-        return address
+        return pathlib.Path(os.path.realpath(address))
 
     @property
     def server(self) -> Address | None:
