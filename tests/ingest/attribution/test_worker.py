@@ -17,6 +17,7 @@ from helpers.builders.world_spans import put, silence, steps, stream
 from helpers.servers.waiting import until
 from legato_ingest.attribution.run import RunResult
 from legato_ingest.attribution.worker import AttributionWorker
+from legato_ingest.errors import StoreUnavailable
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.batch import Limits
 from legato_ingest.reports.queries import BUT_FOR
@@ -224,6 +225,8 @@ def test_a_stop_leaves_the_rest_for_the_next_start(store: Store) -> None:
     stopped = worker(store)
     stopped._task.closing.set()
     assert stopped.step().streams == 0
+    with pytest.raises(StoreUnavailable, match="stopping before all streams were judged"):
+        stopped.again(0)
     assert worker(store).step().verdicts == 1
 
 
