@@ -103,7 +103,7 @@ def _patched_async(original: Callable[..., Any], patch: Patch) -> Callable[..., 
 
 def _failed(recorder: StreamRecorder, error: BaseException) -> None:
     """The request raised: a row, unless the caller's own error is the cause, as with the HTTP libraries."""
-    if is_callers_error(getattr(error, "status_code", 0)):
+    if is_callers_error(error):
         recorder.discard()
     else:
         recorder.end(error=error)

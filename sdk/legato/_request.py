@@ -2,8 +2,9 @@
 
 That is its address, and ``model`` and ``stream`` in its body, which is looked through for these two and not kept. What the body contains
 is not looked at: the inputs of tools may have fields of the same names. A request that asks for a stream carries the trace context, and
-its failure is a row: an exception before the headers, or a status of the server's side (429, and from 500). Other statuses are the
-caller's errors and have none. A GET or a call of JSON-RPC (MCP) asks for none: its event stream is a row only in a known format.
+its failure is a row: an exception before the headers, or a status of the server's side (429, and from 500). Other statuses, and requests
+that cannot be sent, are the caller's errors and have none. A GET or a call of JSON-RPC (MCP) asks for none: its event stream is a row only
+in a known format.
 """
 
 from __future__ import annotations
@@ -35,11 +36,37 @@ _RPC, _RPC_WITHIN = b'"jsonrpc"', 200
 # Gemini and Bedrock have both in the address.
 _MODEL_IN_PATH = re.compile(r"/models?/([^/:]+)[:/]")
 _STREAM_IN_PATH = re.compile(r":streamGenerateContent$|:streamRawPredict$|/converse-stream$|/invoke-with-response-stream$")
+# Errors of httpx before anything is sent that are no ValueErrors.
+_UNSENT = ("InvalidURL", "LocalProtocolError", "UnsupportedProtocol")
 
 
-def is_callers_error(status: object) -> bool:
-    """Whether a response's status is an error of the caller's, which is no row."""
-    return isinstance(status, int) and 400 <= status < 500 and status != 429
+def is_callers_error(error: BaseException) -> bool:
+    """Whether a request raised by a fault of the caller's, which is no row: one that cannot be sent, or a status of the client's side."""
+    if status := _status_of(error):
+        return _is_callers_status(status)
+    cause: BaseException | None = error
+    while cause is not None:
+        # Arguments, URLs and headers. A certificate that is wrong is a ValueError, too.
+        if isinstance(cause, (TypeError, ValueError)) and not isinstance(cause, OSError):
+            return True
+        if type(cause).__name__ in _UNSENT:
+            return True
+        cause = cause.__cause__
+    return False
+
+
+def _is_callers_status(status: int) -> bool:
+    return 400 <= status < 500 and status != 429
+
+
+def _status_of(error: BaseException) -> int:
+    """Return the status of the response that a client raised as an error; 0 if it is none.
+
+    aiohttp raises a response that it cannot parse with the status 400, and what is wrong with it as the cause.
+    """
+    of_response = getattr(getattr(error, "response", None), "status_code", None)
+    status = getattr(error, "status", None) if of_response is None and error.__cause__ is None else of_response
+    return status if isinstance(status, int) and status >= 400 else 0
 
 
 def asked(path: str, content: bytes) -> tuple[str, bool]:
@@ -118,10 +145,14 @@ class SentRequest:
         return carried_by(self._span) if self._span is not None and "traceparent" not in self._headers else {}
 
     def failed(self, error: BaseException) -> None:
-        """The request raised before its response had headers."""
+        """The request raised before its response had headers, or its client raised the status of the response."""
         with guard("instrumentation"):
-            if self._is_wanted:
+            if status := _status_of(error):
+                self.answered(status, {})
+            elif self._is_wanted and not is_callers_error(error):
                 self._begin(Body()).end(error=error)
+            elif self._recorder is not None:
+                self._recorder.discard()
 
     def answered(
         self, status: int, headers: Mapping[str, str], *, is_decoded: bool = False, is_read: bool = False
@@ -133,7 +164,7 @@ class SentRequest:
         recorder = None
         try:
             if status >= 400:
-                if self._is_wanted and not is_callers_error(status):
+                if self._is_wanted and not _is_callers_status(status):
                     self._begin(Body()).end("upstream_error", error_type=f"http_{status}")
             elif not is_read:
                 recorder = self._stream_of(headers, is_decoded)
