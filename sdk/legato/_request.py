@@ -115,7 +115,7 @@ class SentRequest:
     headers: its response may be anything. Each request is to be followed by `failed` or `answered`.
     """
 
-    __slots__ = ("_headers", "_is_provisional", "_is_wanted", "_origin", "_path", "_recorder", "_span", "_start_ns")
+    __slots__ = ("_headers", "_is_provisional", "_is_wanted", "_origin", "_path", "_recorder", "_span", "_start_ns", "body")
 
     def __init__(self, method: str, host: str, port: int, path: str, headers: Mapping[str, str], content: bytes, start_ns: int) -> None:
         model, is_stream = asked(path, content)
@@ -134,6 +134,8 @@ class SentRequest:
         )
         self._recorder: StreamRecorder | None = None
         self._span: trace.Span | None = None
+        self.body: Body | None = None
+        """That of the response, if it is recorded."""
         if is_stream:
             self._recorder = begin(self._origin, start_ns=start_ns)
             self._recorder.awaits_headers, self._span = True, self._recorder.span
@@ -178,10 +180,9 @@ class SentRequest:
         is_array = kind == "application/json" and self._path.endswith(":streamGenerateContent")
         if not (is_streamed(kind) or is_array or (kind == PLAIN_TEXT and self._is_wanted)):
             return None
-        expects_end = self._path.endswith(OPENAI_PATHS)
-        recorder = self._begin(
-            Body(kind, "" if is_decoded else headers.get("content-encoding", ""), expects_end=expects_end, is_array=is_array)
-        )
+        encoding = "" if is_decoded else headers.get("content-encoding", "")
+        self.body = Body(kind, encoding, expects_end=self._path.endswith(OPENAI_PATHS), is_array=is_array)
+        recorder = self._begin(self.body)
         recorder.provisional, recorder.asked = self._is_provisional, self._is_wanted
         recorder.ttfb_ns = now_ns()
         return recorder
