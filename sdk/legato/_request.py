@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from urllib.parse import unquote
 
 from opentelemetry import trace
 
@@ -33,8 +34,8 @@ _PARSED_BYTES_MAX = 1 << 16
 _TOKEN = re.compile(rb'"(model|stream)"\s*:\s*(?:"([^"\\]{1,200})"|(true))|"[^"\\]*+(?:\\.[^"\\]*+)*+"|([{\[])|([}\]])|(")', re.DOTALL)
 # A library writes the mark of JSON-RPC first or last.
 _RPC, _RPC_WITHIN = b'"jsonrpc"', 200
-# Gemini and Bedrock have both in the address.
-_MODEL_IN_PATH = re.compile(r"/models?/([^/:]+)[:/]")
+# Gemini and Bedrock have both in the address. Bedrock's names have colons, and its inference profiles slashes.
+_MODEL_IN_PATH = re.compile(r"/model/(.+)/(?:converse-stream|invoke-with-response-stream)$|/models?/([^/:]+)[:/]")
 _STREAM_IN_PATH = re.compile(r":streamGenerateContent$|:streamRawPredict$|/converse-stream$|/invoke-with-response-stream$")
 # Errors of httpx before anything is sent that are no ValueErrors.
 _UNSENT = ("InvalidURL", "LocalProtocolError", "UnsupportedProtocol")
@@ -72,7 +73,7 @@ def _status_of(error: BaseException) -> int:
 def asked(path: str, content: bytes) -> tuple[str, bool]:
     """Return the model that a request asks for, and whether it asks for a stream."""
     in_path = _MODEL_IN_PATH.search(path)
-    model, is_stream = in_path.group(1) if in_path else "", bool(_STREAM_IN_PATH.search(path))
+    model, is_stream = unquote(in_path[1] or in_path[2]) if in_path else "", bool(_STREAM_IN_PATH.search(path))
     if not content.startswith(b"{"):
         return model, is_stream
     if len(content) > _PARSED_BYTES_MAX:
