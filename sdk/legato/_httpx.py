@@ -73,7 +73,7 @@ def _patched(original: Callable[..., Any], patch: Patch, package: Any) -> Callab
             with below:
                 return original(self, request, **more)
         try:
-            with below:
+            with sent.carried(request.headers), below:
                 response = original(self, request, **more)
         except BaseException as error:
             sent.failed(error)
@@ -98,7 +98,7 @@ def _patched_async(original: Callable[..., Any], patch: Patch, package: Any) -> 
             with below:
                 return await original(self, request, **more)
         try:
-            with below:
+            with sent.carried(request.headers), below:
                 response = await original(self, request, **more)
         except BaseException as error:
             sent.failed(error)
@@ -122,9 +122,7 @@ def _sent(request: Any, more: dict[str, Any]) -> SentRequest | None:
             content = b""
         url = request.url
         port = int(url.port or (443 if url.scheme == "https" else 80))
-        sent = SentRequest(request.method, str(url.host), port, str(url.path), request.headers, content, now_ns())
-        request.headers.update(sent.trace_headers())
-        return sent
+        return SentRequest(request.method, str(url.host), port, str(url.path), request.headers, content, now_ns())
     return None
 
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from urllib.parse import unquote
 
 from opentelemetry import trace
@@ -146,6 +147,22 @@ class SentRequest:
     def trace_headers(self) -> dict[str, str]:
         """Return the headers that carry the trace context; none if the request asks for no stream or has one already."""
         return carried_by(self._span) if self._span is not None and "traceparent" not in self._headers else {}
+
+    @contextmanager
+    def carried(self, headers: MutableMapping[str, str]) -> Iterator[None]:
+        """Inside, the headers of the request carry the trace context. A request that is sent again is another stream, with its context."""
+        carrier, given = dict[str, str](), dict[str, str]()
+        with guard("instrumentation"):
+            carrier = self.trace_headers()
+            given = {name: headers[name] for name in carrier if name in headers}
+            headers.update(carrier)
+        try:
+            yield
+        finally:
+            with guard("instrumentation"):
+                for name in carrier:
+                    headers.pop(name, None)
+                headers.update(given)
 
     def failed(self, error: BaseException) -> None:
         """The request raised before its response had headers, or its client raised the status of the response."""

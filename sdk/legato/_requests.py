@@ -59,7 +59,7 @@ def _patched(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
         if sent is None:
             return original(self, request, **more)
         try:
-            with recorded():
+            with sent.carried(request.headers), recorded():
                 response = original(self, request, **more)
         except BaseException as error:
             sent.failed(error)
@@ -82,9 +82,7 @@ def _sent(request: Any) -> SentRequest | None:
         body = request.body if isinstance(request.body, (bytes, str)) else b""
         content = body.encode("utf-8", "replace") if isinstance(body, str) else body
         port = url.port or (443 if url.scheme == "https" else 80)
-        sent = SentRequest(request.method, url.hostname or "", port, url.path, request.headers, content, now_ns())
-        request.headers.update(sent.trace_headers())
-        return sent
+        return SentRequest(request.method, url.hostname or "", port, url.path, request.headers, content, now_ns())
     return None
 
 

@@ -100,10 +100,9 @@ def test_a_body_that_is_passed_on_compressed(url: str, spans: Spans, columns: Co
     """As a proxy does: the session or the request says that it is not to be decompressed."""
 
     async def run() -> None:
-        given = {"auto_decompress": False}
         async with (
-            aiohttp.ClientSession(**given if by_session else {}) as session,  # type: ignore[arg-type]
-            session.post(f"{url}/anthropic?gzip", json={"stream": True}, **{} if by_session else given) as response,
+            aiohttp.ClientSession(auto_decompress=not by_session) as session,
+            session.post(f"{url}/anthropic?gzip", json={"stream": True}, auto_decompress=None if by_session else False) as response,
         ):
             await by_part(response)
 

@@ -79,6 +79,17 @@ def test_failures(url: str, spans: Spans, path: str, outcome: str, error: str) -
     assert (of(spans())["legato.stream.outcome"], of(spans())["error.type"]) == (outcome, error)
 
 
+def test_a_request_that_is_sent_again_carries_its_own_trace(url: str, spans: Spans) -> None:
+    """Not that of the first stream, which the request would keep."""
+    with requests.Session() as session:
+        request = session.prepare_request(requests.Request("POST", f"{url}/anthropic", json={"stream": True}))
+        sent = []
+        for _ in range(2):
+            assert session.send(request, stream=True).content
+            sent.append(seen[-1]["traceparent"])
+    assert [f"{span.context.span_id:016x}" in given for span, given in zip(spans(), sent, strict=True) if span.context] == [True, True]
+
+
 def test_leaving_and_no_stream(url: str, spans: Spans) -> None:
     """Closing early is a cancel; a response that is not streamed has no row, nor has any without the instrumentation."""
     with ask(url, "anthropic?pause=1") as response:
