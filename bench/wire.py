@@ -122,7 +122,7 @@ def events(stream: RecordedStream) -> Iterator[tuple[int, bytes, int]]:
 
 def play(stream: RecordedStream, worker: Stepped, clock: Clock, rng: random.Random) -> None:
     """Replay one recorded stream through the SDK, at its recorded times."""
-    start = stream.start_ns - anchor_ns
+    start = stream.start_ns - anchor_ns()
     clock.ns = start
     origin = Origin(
         model="demo",

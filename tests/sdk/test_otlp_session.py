@@ -52,7 +52,7 @@ def test_headers_of_another_host_are_left_out(
         monkeypatch.setenv(name, value)
     with receiver() as endpoint:
         provider = Provider(endpoint.url, headers, Resource({"service.name": "s"}), 1.0)
-        provider.tracer.start_span("chat m").end()
+        provider.provider.get_tracer("legato").start_span("chat m").end()
         assert provider._sender.flush(30)
         gauge = InFlight(f"{endpoint.url}/v1/metrics", headers, {"service.name": "s"})
         report = gauge._reporter()
