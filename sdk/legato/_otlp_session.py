@@ -33,7 +33,7 @@ class ExportSession(Session):
     def __init__(self, signal: str, url: str, headers: Mapping[str, str]) -> None:
         super().__init__()
         self._own, self._foreign = dict(headers), _foreign_headers(signal.upper(), url, os.environ)
-        # With it, `requests` looks for no .netrc. A redirect to another host does not take the token along.
+        # With it, `requests` looks for no .netrc.
         self.auth = self._authorize
 
     def _authorize(self, request: PreparedRequest) -> PreparedRequest:
@@ -47,6 +47,8 @@ class ExportSession(Session):
         check()
         if _host(request.url or "") == _LOOPBACK:
             more["proxies"] = {}
+        # Older exporters follow a redirect to a login, and take its page for a success.
+        more["allow_redirects"] = False
         try:
             return super().send(request, **more)
         except ConnectionError:

@@ -72,7 +72,7 @@ class Provider:
         session = ExportSession("traces", self._url, self._headers or {})
         session.hooks["response"] += [replies.note, _note_rejected]
         exporter = OTLPSpanExporter(endpoint=self._url, headers=self._headers, compression=Compression.Gzip, session=session)
-        return lambda spans: exporter.export(spans) is SpanExportResult.SUCCESS
+        return lambda spans: exporter.export(spans) is SpanExportResult.SUCCESS and not replies.is_refused
 
 
 def _note_rejected(response: Response, *_: object, **__: object) -> None:
