@@ -201,7 +201,7 @@ def measure(streams: list[RecordedStream], snapshot_interval_ms: int, *, silence
     replaced = legato._stream
     replaced.worker = lambda: worker
     replaced = trace
-    replaced.get_tracer = provider.get_tracer
+    replaced.get_tracer_provider = lambda: provider
     for stream in streams:
         play(stream, worker, clock, rng)
     provider.force_flush()

@@ -25,21 +25,21 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 _RecordingOption = Annotated[
     list[str],
-    typer.Option(help="calm, kv, net, or a folder with server.jsonl.gz; several are replayed in turn [default: kv]", show_default=False),
+    typer.Option(help="calm, kv, net, or a folder with server.jsonl.gz; several are replayed in turn (default: kv)", show_default=False),
 ]
 _SpeedOption = Annotated[float, typer.Option(min=0.1, max=100, help="Replay speed: 2 halves every gap")]
-_SecondsOption = Annotated[float | None, typer.Option(min=1, help="Replay only the first seconds of each recording [default: all]")]
+_SecondsOption = Annotated[float | None, typer.Option(min=1, help="Replay only the first seconds of each recording (default: all)")]
 _OnceOption = Annotated[bool, typer.Option("--once", help="Exit after the report; the last line is JSON")]
-_KeepOption = Annotated[bool, typer.Option("--keep", help="Keep the streams of earlier runs [default: start with an empty store]")]
+_KeepOption = Annotated[bool, typer.Option("--keep", help="Keep the streams of earlier runs (default: start with an empty store)")]
 _PastOption = Annotated[bool, typer.Option(help="Also store recordings dated over the last two weeks, for the dashboards")]
-_IncidentOption = Annotated[str, typer.Option(help="kv: the KV-cache incident lasts until now [default: it began two hours ago]")]
+_IncidentOption = Annotated[str, typer.Option(help="kv: the KV-cache incident lasts until now (default: it began two hours ago)")]
 _ClientsOption = Annotated[
     str, typer.Option(help="recorded: the SDK records the clients; plain: only the server records, as for an engine with clients of others")
 ]
 _DataOption = Annotated[pathlib.Path, typer.Option(help="Folder for the demo's store and logs")]
-_OtlpPortOption = Annotated[int | None, typer.Option(help="Port of the OTLP endpoint [default: 4318, or a free one]")]
-_WebPortOption = Annotated[int | None, typer.Option(help="Port of the web page [default: 8080, or a free one]")]
-_ReadPortOption = Annotated[int | None, typer.Option(help="Port of the read endpoint [default: 8123, or a free one]")]
+_OtlpPortOption = Annotated[int | None, typer.Option(help="Port of the OTLP endpoint (default: 4318, or a free one)")]
+_WebPortOption = Annotated[int | None, typer.Option(help="Port of the web page (default: 8080, or a free one)")]
+_ReadPortOption = Annotated[int | None, typer.Option(help="Port of the read endpoint (default: 8123, or a free one)")]
 
 
 @app.command()

@@ -58,7 +58,7 @@ sources besides the plugins' steps:
   LEGATO_PROC_PATH            path of the host's /proc, for a container; default /proc
 and in vLLM's environment:
   LEGATO_ENGINE_ID            id of the engine; default host:port of its server
-  LEGATO_SCHEDULER_HOOK       1: also record which requests were prefilled, preempted and resumed; default off
+  LEGATO_SCHEDULER_HOOK       1: also send which requests were prefilled, preempted and resumed, which is not stored; default off
 
 The agent needs no root and runs no commands. It opens no network port except the metrics port, if one is set.
 """
@@ -114,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         signal.signal(number, lambda *_: agent.stop())
     log.info("listening at %s, sending to %s", settings.pipe, settings.endpoint)
     complete = agent.run()
-    log.info("stopped; %s", "everything was sent" if complete else "some records were not sent")
+    log.info("stopped; %s", "everything was sent" if complete else f"some records were not sent: {metrics.dropped_text()}")
     sys.exit(0 if complete else 1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import os
 import pathlib
 import re
 import shutil
@@ -13,6 +14,7 @@ import pytest
 
 from helpers.repo.repository import ROOT
 
+PTRACE = 1 << 19
 UNITS = sorted((ROOT / "deploy" / "systemd").glob("*.service"))
 
 
@@ -42,14 +44,36 @@ def test_a_unit_starts_an_installed_command(path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
 def test_a_unit_sets_known_variables_and_few_privileges(path: pathlib.Path) -> None:
-    """Variables are documented settings; no capability, no new privileges, not root."""
+    """Variables are documented settings; no capability (but one for the agent of root), no new privileges, not root."""
     keys = service(path)
     documented = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
     for setting in keys["Environment"]:
         name = setting.partition("=")[0]
         assert f"`{name}`" in documented, name
-    assert keys["CapabilityBoundingSet"] == [""] and keys["NoNewPrivileges"] == ["yes"] and keys["User"] == ["legato"]
+    assert (
+        keys["CapabilityBoundingSet"] == ["CAP_SYS_PTRACE" if path.stem == "legato-gpu-agent" else ""] and "AmbientCapabilities" not in keys
+    )
+    assert keys["NoNewPrivileges"] == ["yes"] and keys["User"] == ["legato"]
     assert int(keys["TimeoutStopSec"][0]) >= 20
+
+
+def own_capabilities() -> int:
+    """Return the capabilities of this process."""
+    status = pathlib.Path("/proc/self/status")
+    found = re.search(r"CapEff:\s*(\w+)", status.read_text(encoding="utf-8")) if status.exists() else None
+    return int(found[1], 16) if found else 0
+
+
+@pytest.mark.skipif(not own_capabilities() & PTRACE or not shutil.which("setpriv"), reason="this user has no CAP_SYS_PTRACE to keep")
+@pytest.mark.parametrize(("user", "capabilities", "sees"), [("0", PTRACE, True), ("10001", 0, False)])
+def test_only_an_agent_of_root_has_the_capability(user: str, capabilities: int, sees: bool) -> None:
+    """With the unit's bounding set root sees the files of another process of root, as it must; another user has no capability."""
+    (unit,) = (path for path in UNITS if path.stem == "legato-gpu-agent")
+    kept = service(unit)["CapabilityBoundingSet"][0].removeprefix("CAP_").lower()
+    limits = ["--bounding-set", f"-all,+{kept}", "--inh-caps", "-all", "--no-new-privs", "--reuid", user, "--regid", user, "--clear-groups"]
+    look = f"grep CapEff /proc/self/status; ls /proc/{os.getpid()}/fd"
+    done = subprocess.run(["setpriv", *limits, "sh", "-c", look], capture_output=True, text=True, check=False, timeout=60)
+    assert int(done.stdout.split()[1], 16) == capabilities and (done.returncode == 0) == sees, done.stderr
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)

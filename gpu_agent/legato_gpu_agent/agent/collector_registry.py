@@ -93,7 +93,7 @@ class CollectorRegistry:
         epochs = {name: each.epoch_ns for name, each in steps.items()}
         for name, _ in settings.request_files:
             if name not in epochs:
-                needed = f"requests are sent with steps: set LEGATO_FORWARD_PASSES={name}=tcp://HOST:PORT too"
+                needed = f"requests are sent with steps: set LEGATO_FORWARD_PASSES={name}=ipc:///run/sglang/fpm.0 too"
                 raise SettingsError(f"LEGATO_REQUEST_FILES names {name}, and no setting names a source of its steps; {needed}")
         files = [RequestFiles(name, pathlib.Path(path), emit, epoch_ns=epochs[name]) for name, path in settings.request_files]
         requests = [PerfMetrics(url, name, emit, every_s, epochs[name]) for name, url in servers.items()]

@@ -25,10 +25,13 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from legato_gpu_agent import __version__
 from legato_gpu_agent.agent.self_metrics import SelfMetrics
+from legato_gpu_agent.agent.send_log import SendLog, status_advice
 
 __all__ = ["METRICS", "TRACES", "Body", "Exporter", "parse_retry_after"]
 
 TRACES, METRICS = "/v1/traces", "/v1/metrics"
+_QUEUED = "queued records"
+_SUBJECTS = {TRACES: "steps", METRICS: "measurements"}
 
 QUEUE_BYTES_MAX = 32 * 2**20
 _TIMEOUT_S = 10.0
@@ -52,8 +55,9 @@ class Exporter:
 
     def __init__(self, endpoint: str, metrics: SelfMetrics, token: str = "", queue_bytes_max: int = QUEUE_BYTES_MAX) -> None:
         self._headers = {**_HEADERS, "Authorization": f"Bearer {token}"} if token else _HEADERS
-        self._parts = urlsplit(endpoint)
+        self._endpoint, self._parts = endpoint, urlsplit(endpoint)
         self._metrics, self._bytes_max = metrics, queue_bytes_max
+        self._send_log = SendLog(metrics)
         self._queue: deque[Body] = deque()
         self._bytes = 0
         self._busy = False
@@ -82,6 +86,7 @@ class Exporter:
                 del self._queue[place]
                 self._bytes -= len(oldest.content)
                 self._drop(oldest, "queue_full")
+                self._send_log.failed(_QUEUED, "full", f"the queue of {self._bytes_max} bytes is full: its oldest records are dropped")
             self._metrics.queue_bytes.set(self._bytes)
             self._changed.notify_all()
 
@@ -175,13 +180,13 @@ class Exporter:
             # An invalid host name (an empty label, or one of more than 63 letters) raises UnicodeError, a ValueError.
             self._disconnect()
             self._metrics.errors.labels(type(error).__name__).inc()
+            fault = f"cannot be reached ({type(error).__name__}: {error})"
+            self._log_failure(body, "kept and sent again", "unreachable", fault, "start `legato serve`, or correct LEGATO_ENDPOINT")
             return 0, None
         if status == 200:
             self._count_sent(body, response)
         else:
-            self._metrics.errors.labels(f"status_{status}").inc()
-            if status not in _RETRIED:
-                self._drop(body, "refused")
+            self._count_failed(body, status)
         return status, parse_retry_after(retry_after, time.time())
 
     def _request(self, body: Body) -> tuple[int, bytes, str | None]:
@@ -201,9 +206,27 @@ class Exporter:
             self._connection.close()
             self._connection = None
 
+    def _count_failed(self, body: Body, status: int) -> None:
+        """Count an attempt that was answered with another status than 200; unless it is retried, the flush is dropped."""
+        self._metrics.errors.labels(f"status_{status}").inc()
+        if status not in _RETRIED:
+            self._drop(body, "refused")
+        outcome = "kept and sent again" if status in _RETRIED else "dropped"
+        self._log_failure(body, outcome, f"status {status}", f"answers {status}", status_advice(status))
+
+    def _log_failure(self, body: Body, outcome: str, fault: str, found: str, advice: str) -> None:
+        subject = _SUBJECTS[body.path]
+        self._send_log.failed(subject, fault, f"{self._endpoint}{body.path} {found}, {subject} are {outcome}: {advice}")
+
     def _count_sent(self, body: Body, response: bytes) -> None:
         """Count accepted and rejected records. A flush of steps is one span, so one rejected span means that all its records are."""
         rejected = _rejected(body, response)
+        if rejected:
+            self._log_failure(body, "dropped in part", "rejected", f"rejects {rejected}", "see the table `rejected` and the receiver's log")
+        else:
+            self._send_log.worked(_SUBJECTS[body.path])
+        if not self._queue:
+            self._send_log.worked(_QUEUED)
         for kind, count in body.records.items():
             lost = min(rejected if body.path == METRICS else count * bool(rejected), count)
             self._metrics.sent.labels(kind).inc(count - lost)

@@ -21,6 +21,7 @@ from legato_gpu_agent.agent.pipe_reader import PipeReader
 from legato_gpu_agent.agent.self_metrics import SelfMetrics
 from legato_gpu_agent.agent.settings import Settings
 from legato_gpu_agent.agent.step_buffer import Flush, StepBuffer
+from legato_gpu_agent.collectors.engine_processes import Pipe
 from legato_gpu_agent.collectors.measurement import Timed
 from legato_gpu_agent.plugin.protocol import BadDatagram, Datagram, decode_all
 
@@ -54,7 +55,7 @@ class Agent:
         self._stopping = True
 
     def run(self) -> bool:
-        """Run until stopped; return whether everything was sent."""
+        """Run until stopped; return whether every record was sent, since the start."""
         self._exporter.start()
         self._collectors.start()
         flush_s = time.monotonic() + self._settings.flush_ms / 1000
@@ -75,30 +76,29 @@ class Agent:
         self._collectors.stop()
         self._read()
         self._reader.close()
-        forgotten = sum(self._step_buffer.forgotten.values())
         self._flush(closing=True)
-        all_had_steps = sum(self._step_buffer.forgotten.values()) == forgotten
-        return self._exporter.shutdown(SHUTDOWN_S) and all_had_steps
+        return self._exporter.shutdown(SHUTDOWN_S) and not self._metrics.dropped_text()
 
     def _read(self) -> None:
         """Read all datagrams of the pipe."""
         pieces = self._reader.read()
+        self._collectors.engine_registry.pipe = Pipe(self._settings.pipe.name, self._reader.file_id)
         if pieces:
             self._received_s = time.monotonic()
         for found in itertools.chain.from_iterable(map(decode_all, pieces)):
             if isinstance(found, BadDatagram):
                 self._metrics.bad.labels(found.reason).inc()
             else:
-                self._add(found)
+                self._add(found, has_plugin=True)
 
-    def _add(self, datagram: Datagram) -> None:
+    def _add(self, datagram: Datagram, has_plugin: bool = False) -> None:
         """Buffer a datagram until the next flush, or count why it was rejected."""
         try:
             self._metrics.lost.inc(self._step_buffer.add(datagram, time.time_ns()))
         except BadDatagram as error:
             self._metrics.bad.labels(error.reason).inc()
             return
-        self._collectors.engine_registry.register(datagram.engine.id)
+        self._collectors.engine_registry.register(datagram.engine.id, has_plugin=has_plugin)
         for kind, count in (("step", datagram.step is not None), ("finished", len(datagram.finished)), ("scheduler", len(datagram.events))):
             if count:
                 self._metrics.received.labels(kind).inc(count)

@@ -33,6 +33,14 @@ class SelfMetrics:
             "legato_agent_collector_errors", "Failed rounds of a collector, by type", ["collector", "type"], registry=registry
         )
 
+    def dropped_text(self) -> str:
+        """Return how many records of each kind were dropped, with the reasons, such as "3 step (refused)"; '' for none."""
+        kinds: dict[str, dict[str, float]] = {}
+        for sample in (each for family in self.dropped.collect() for each in family.samples):
+            if sample.name.endswith("_total") and sample.value:
+                kinds.setdefault(sample.labels["kind"], {})[sample.labels["reason"]] = sample.value
+        return ", ".join(f"{sum(reasons.values()):.0f} {kind} ({', '.join(reasons)})" for kind, reasons in kinds.items())
+
     def serve(self, port: int) -> None:
         """Serve /metrics on loopback. Raises ``OSError`` if the port is in use."""
         start_http_server(port, addr="127.0.0.1", registry=self.registry)

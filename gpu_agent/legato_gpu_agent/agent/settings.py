@@ -17,6 +17,9 @@ from legato_gpu_agent.plugin.identity import engine_id_from_url, pipe_path
 __all__ = ["Settings", "SettingsError"]
 
 
+_SIGNAL_PATHS = ("/v1/traces", "/v1/metrics", "/v1/logs")
+
+
 class SettingsError(ValueError):
     """A setting with an invalid value, or one that does not work on this host."""
 
@@ -59,14 +62,14 @@ class Settings:
         """Return the settings in these variables. Raises ``SettingsError``."""
         return cls(
             pipe=_pipe(environ),
-            endpoint=_url(environ, "LEGATO_ENDPOINT", "http://127.0.0.1:4318"),
+            endpoint=_endpoint(environ, "LEGATO_ENDPOINT", "http://127.0.0.1:4318"),
             token=_token(environ, "LEGATO_TOKEN"),
             flush_ms=_whole(environ, "LEGATO_ENGINE_FLUSH_MS", 1_000, 10, 600_000),
             metrics_port=_whole(environ, "LEGATO_AGENT_METRICS_PORT", 0, 0, 65_535),
             engines=_engines(environ, "LEGATO_ENGINES"),
             engine_scan=_whole(environ, "LEGATO_ENGINE_SCAN", 1, 0, 1) == 1,
             sample_ms=_whole(environ, "LEGATO_SAMPLE_MS", 1_000, 100, 60_000),
-            forward_passes=_named(environ, "LEGATO_FORWARD_PASSES", "ID=tcp://127.0.0.1:20380"),
+            forward_passes=_named(environ, "LEGATO_FORWARD_PASSES", "ID=ipc:///run/sglang/fpm.0 or ID=tcp://127.0.0.1:20380"),
             iterations=_engines(environ, "LEGATO_ITERATIONS"),
             kv_events=_named(environ, "LEGATO_KV_EVENTS", "ID=tcp://127.0.0.1:5557"),
             request_files=_named(environ, "LEGATO_REQUEST_FILES", "ID=/var/log/sglang"),
@@ -82,11 +85,16 @@ def _pipe(environ: Mapping[str, str]) -> pathlib.Path:
     return path
 
 
-def _url(environ: Mapping[str, str], key: str, default: str) -> str:
-    value = environ.get(key) or default
+def _endpoint(environ: Mapping[str, str], key: str, default: str) -> str:
+    value = (environ.get(key) or default).rstrip("/")
+    if _has_credentials(value):
+        raise SettingsError(f"{key} has a URL with a user or a password, which the agent does not send: remove them, and set LEGATO_TOKEN")
     if not _is_url(value):
         raise SettingsError(f"{key} has value {value!r}: expected a URL like {default}")
-    return value.rstrip("/")
+    if value.endswith(_SIGNAL_PATHS):
+        base = value.rpartition("/v1/")[0]
+        raise SettingsError(f"{key} has value {value!r}: expected the base URL {base}, to which the agent adds the path of each signal")
+    return value
 
 
 def _is_url(value: str) -> bool:
@@ -95,6 +103,12 @@ def _is_url(value: str) -> bool:
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         return False
+
+
+def _has_credentials(url: str) -> bool:
+    """Return whether a URL has a user or a password; one that is not valid may have them at any place."""
+    rest = url.partition("://")[2]
+    return "@" in rest.partition("/")[0] or ("@" in rest and not _is_url(url))
 
 
 def _named(environ: Mapping[str, str], key: str, example: str) -> tuple[tuple[str, str], ...]:
@@ -115,6 +129,11 @@ def _engines(environ: Mapping[str, str], key: str) -> tuple[tuple[str, str], ...
         name, equals, url = part.partition("=")
         if not equals or "://" in name:
             name, url = "", part
+        if _has_credentials(url):
+            # They are secrets, so the message does not quote them.
+            raise SettingsError(
+                f"{key} has a URL with a user or a password, which the agent does not send: remove them, and let the engine answer without"
+            )
         if not _is_url(url) or (equals and not name and url != part):
             raise SettingsError(
                 f"{key} has {part!r}: expected http://127.0.0.1:8000 or ID=http://127.0.0.1:8000, several separated by commas"

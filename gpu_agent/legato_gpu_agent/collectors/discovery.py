@@ -1,7 +1,7 @@
 """Finds the metrics endpoints of engines on this node: those of the settings, and listening ports that engines use by default.
 
-A listening port is probed once, and again only when another socket listens there or 5 minutes have passed. A probe is a GET of the metrics
-path, to loopback, or to the one address of this host at which the socket listens.
+A listening port is probed once, and again only when another socket listens there, when its server was not ready, or when 5 minutes have
+passed. A probe is a GET of the metrics path, to loopback, or to the one address of this host at which the socket listens.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from legato_gpu_agent.collectors.http_fetch import Fetcher, FetchError
 from legato_gpu_agent.collectors.measurement import Measured, Measurement
 from legato_gpu_agent.collectors.procfs import Listener, Proc
 from legato_gpu_agent.engines.registry import ENGINES, detect_engine
-from legato_gpu_agent.plugin.identity import LOOPBACK, client_host, host_and_port
+from legato_gpu_agent.plugin.identity import ENGINE_ID, LOOPBACK, client_host, host_and_port
 
 __all__ = ["EngineDiscovery"]
 
 PORTS = frozenset(port for engine in ENGINES.values() for port in engine.ports)
 _PROBE_AGAIN_S = 300.0
 _PROBE_TIMEOUT_S = 2.0
+_NOT_READY = 503
 
 
 class EngineDiscovery:
@@ -66,7 +67,7 @@ class EngineDiscovery:
                     continue
                 url = _url_of(listener, port)
                 if self._is_engine(url, port, listener.inode):
-                    self._add_engine("", url)
+                    self._add_engine(self._name_of(listener), url)
         if not self._known:
             raise NotAvailable("no engine's metrics endpoint was found: set LEGATO_ENGINES to the URL of an engine that serves /metrics")
         yield Measurement("legato.agent.engines", "{engine}", float(len(self._known)))
@@ -81,6 +82,12 @@ class EngineDiscovery:
             self._known.add(metrics.engine_id)
             self._add(metrics)
         return is_local
+
+    def _name_of(self, listener: Listener) -> str:
+        """Return the LEGATO_ENGINE_ID of the process that listens, which its plugin and its middleware use; '' without one."""
+        proc = self._proc
+        holders = [pid for pid in proc.pids() if proc.holds(pid, listener.inode)] if proc else []
+        return next((name for pid in holders if proc and (name := proc.variable(pid, ENGINE_ID))), "")
 
     def _claim(self, url: str) -> bool | None:
         """Exclude the socket at this URL from probes; return whether it is on this host (``None``: its name is not resolved)."""
@@ -103,7 +110,10 @@ class EngineDiscovery:
         return client_host(listener.address) in claimed if listener.address else bool(claimed)
 
     def _is_engine(self, url: str, port: int, inode: int) -> bool:
-        """Probe a socket that was not probed in the last 5 minutes; return whether a known engine serves metrics there."""
+        """Probe a socket that was not probed in the last 5 minutes; return whether a known engine serves metrics there.
+
+        One that does not answer in time, or with 503, may be an engine that loads its model: it is probed again in the next round.
+        """
         probed, now_s = self._probed.get(port), self._clock()
         if probed is not None and probed[0] == inode and now_s - probed[1] < _PROBE_AGAIN_S:
             return False
@@ -113,8 +123,10 @@ class EngineDiscovery:
             try:
                 if detect_engine(fetcher.get(path)) is not None:
                     return True
-            except (FetchError, OSError, http.client.HTTPException):
-                continue
+            except (FetchError, OSError, http.client.HTTPException) as error:
+                if isinstance(error, TimeoutError) or getattr(error, "status", 0) == _NOT_READY:
+                    del self._probed[port]
+                    return False
             finally:
                 fetcher.close()
         return False

@@ -139,7 +139,8 @@ class ExpositionReader:
 
     def _parts(self, name: str, labels: Mapping[str, str]) -> Iterator[Part]:
         for rule, part in self._rules.get(name, ()):
-            if all(labels.get(label) == value for label, value in rule.where.items()):
+            # In Prometheus a label that is absent is one with an empty value.
+            if all(labels.get(label, "") == value for label, value in rule.where.items()):
                 bound = rule.scale * _bound(name, labels.get("le", "inf")) if part == "bucket" else math.inf
                 yield Part((rule.signal, self._attributes(rule, labels)), rule.scale, part, bound)
 

@@ -30,7 +30,11 @@ def fetch_timeout_s(every_s: float, least_s: float = 2.0) -> float:
 
 
 class FetchError(Exception):
-    """The response cannot be used: its status, its length, or a body that was cut off."""
+    """The response cannot be used: its status, its length, or a body that was cut off. ``status``: the status if it is not 200, else 0."""
+
+    def __init__(self, text: str, status: int = 0) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 class Fetcher:
@@ -76,7 +80,7 @@ class Fetcher:
             # The response must be closed before the connection accepts another request.
             with connection.getresponse() as response:
                 if response.status != 200:
-                    raise FetchError(f"{path} answers {response.status} {response.reason}"[:120])
+                    raise FetchError(f"{path} answers {response.status} {response.reason}"[:120], response.status)
                 while chunk := response.read1(_READ_BYTES):
                     body += chunk
                     if len(body) > BYTES_MAX:

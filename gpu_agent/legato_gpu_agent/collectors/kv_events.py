@@ -38,7 +38,9 @@ class KvEvents:
     def __init__(self, engine_id: str, endpoint: str, every_s: float = 1.0) -> None:
         self.name, self.every_s = f"kv events {engine_id}", every_s
         self._id = engine_id
-        self._subscriber = ZmqSubscriber(endpoint, self._take, expected="KV cache events as vLLM and SGLang publish them")
+        # An idle vLLM publishes nothing.
+        expected = "KV cache events as vLLM and SGLang publish them"
+        self._subscriber = ZmqSubscriber(endpoint, self._take, expected=expected, has_heartbeat=False)
         self._decoder = msgspec.msgpack.Decoder(_Batch)
         self._blocks: Counter[tuple[str, str]] = Counter()
         self._start_ns = 0
@@ -46,7 +48,7 @@ class KvEvents:
     def collect(self, now_ns: int) -> Iterator[Measured]:
         """Yield counters of blocks and messages; the first call starts the subscription.
 
-        Raises ``NotAvailable`` after a long silence, ``DecodeError`` if no message can be decoded.
+        Raises ``NotAvailable`` after a long time without any message, ``DecodeError`` if no message can be decoded.
         """
         self._start_ns = self._start_ns or now_ns
         self._subscriber.listen()

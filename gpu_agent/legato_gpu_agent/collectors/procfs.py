@@ -45,7 +45,7 @@ class Proc:
             # System calls, because Python's files cost three times as much, and an engine has hundreds of threads with one file each.
             handle = os.open(f"{self._root}/{name}", os.O_RDONLY | os.O_CLOEXEC)
             try:
-                text = _read_all(handle).decode("ascii", "replace")
+                text = _read_all(handle).decode("utf-8", "replace")
             finally:
                 os.close(handle)
         except FileNotFoundError:
@@ -110,14 +110,14 @@ class Proc:
             name, _, rest = line.partition(":")
             yield name.strip(), [int(value) for value in rest.split()]
 
-    def listening(self) -> dict[int, int]:
-        """Return the listening TCP ports, each with the inode of its socket."""
-        return {port: listener.inode for port, listener in self.listeners().items()}
+    def listening(self, place: str = "") -> dict[int, int]:
+        """Return the listening TCP ports, each with the inode of its socket. ``place``: "PID/" for the network namespace of a process."""
+        return {port: listener.inode for port, listener in self.listeners(place).items()}
 
-    def listeners(self) -> dict[int, Listener]:
+    def listeners(self, place: str = "") -> dict[int, Listener]:
         """Return the listening TCP ports, each with the socket that a client reaches through loopback, or else with the first one."""
         out: dict[int, Listener] = {}
-        for name in ("net/tcp", "net/tcp6"):
+        for name in (f"{place}net/tcp", f"{place}net/tcp6"):
             with contextlib.suppress(NotAvailable):
                 for line in self.text(name).splitlines()[1:]:
                     with contextlib.suppress(ValueError, IndexError):
@@ -142,6 +142,32 @@ class Proc:
                 return any(_link(entry.path) == wanted for entry in entries)
         except OSError:
             return False
+
+    def holds_file(self, pid: int, name: str, file_id: tuple[int, int]) -> bool:
+        """Return whether this process has the file with this name, device and inode open; false if its files are not visible."""
+        try:
+            with os.scandir(self._root / str(pid) / "fd") as entries:
+                # Only a file of the name is looked at: a file of a network may not answer.
+                return any(os.path.basename(_link(entry.path)) == name and _file_id(entry.path) == file_id for entry in entries)
+        except OSError:
+            return False
+
+    def network(self, pid: int) -> str:
+        """Return the network namespace of a process; '' if it is not visible."""
+        return _link(f"{self._root}/{pid}/ns/net")
+
+    def variable(self, pid: int, name: str) -> str:
+        """Return a variable of the environment with which a process started; '' if it is not set or not visible."""
+        try:
+            text = self.text(f"{pid}/environ")
+        except NotAvailable:
+            return ""
+        return next((each.partition("=")[2] for each in text.split("\0") if each.startswith(f"{name}=")), "")
+
+    def own_pid(self) -> int | None:
+        """Return the number of this process in this tree, which may be that of another PID namespace; ``None`` if it has none."""
+        own = _link(f"{self._root}/self")
+        return int(own) if own.isdecimal() else None
 
     def command(self, pid: int) -> str:
         """Return the name of a process, of which the kernel keeps 15 bytes; '' for one that has ended."""
@@ -208,6 +234,14 @@ def _read_all(handle: int) -> bytes:
         chunks.append(chunk)
         left -= len(chunk)
     return b"".join(chunks)
+
+
+def _file_id(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _link(path: str) -> str:

@@ -37,7 +37,8 @@ class ZmqSubscriber:
     """Subscribes to all topics of the publisher at ``endpoint``; error texts name what is ``expected`` there.
 
     ``take`` is called with the arrival time (ns since the epoch) and the payload of each message, in the receiving thread. A message for
-    which it raises counts as ``bad``, any other as ``taken``. ``lost`` counts missing numbers.
+    which it raises counts as ``bad``, any other as ``taken``. ``lost`` counts missing numbers. ``has_heartbeat``: an idle publisher sends,
+    too, so that one that was heard and is silent is gone.
     """
 
     def __init__(
@@ -47,10 +48,11 @@ class ZmqSubscriber:
         bytes_max: int = BYTES_MAX,
         clock_ns: Callable[[], int] = time.time_ns,
         expected: str = _FRAMES,
+        has_heartbeat: bool = True,
     ) -> None:
         self.lost = self.bad = self.taken = 0
         self._endpoint, self._take, self._bytes_max, self._clock_ns = endpoint, take, bytes_max, clock_ns
-        self._expected, self._why = expected, ""
+        self._expected, self._why, self._has_heartbeat = expected, "", has_heartbeat
         # Counts of bad and taken messages at the last successful round.
         self._last_success = (0, 0)
         self._number: int | None = None
@@ -59,14 +61,16 @@ class ZmqSubscriber:
         self._closing = threading.Event()
 
     def listen(self) -> None:
-        """Start receiving if it has not started. Raises ``NotAvailable`` for an invalid endpoint and after a long silence.
+        """Start receiving if it has not started. Raises ``NotAvailable`` for an invalid endpoint and after a long silence, of a
+        publisher without a heartbeat only before its first message.
 
         Raises ``DecodeError`` if messages arrived since the last successful call and all were bad; receiving continues.
         """
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._run, args=(self._open(),), name=f"legato {self._endpoint}", daemon=True)
             self._thread.start()
-        if time.monotonic() - self._received_s > _SILENT_S:
+        is_idle = not self._has_heartbeat and self.bad + self.taken > 0
+        if not is_idle and time.monotonic() - self._received_s > _SILENT_S:
             raise NotAvailable(f"no message from {self._endpoint}: is it the engine's endpoint, and does the engine publish?")
         self._raise_if_all_bad()
 

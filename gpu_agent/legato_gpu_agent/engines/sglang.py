@@ -21,8 +21,9 @@ SGLANG = EngineKind(
     lowest_label="tp_rank",
     ports=(30000,),
     rules=(
-        number("sglang:num_running_reqs", "requests.running"),
-        number("sglang:num_queue_reqs", "requests.waiting"),
+        # With --enable-priority-scheduling each priority has a sample besides that of all.
+        number("sglang:num_running_reqs", "requests.running", priority=""),
+        number("sglang:num_queue_reqs", "requests.waiting", priority=""),
         number("sglang:num_requests_total", "requests.finished"),
         number("sglang:num_aborted_requests_total", "requests.cancelled"),
         number("sglang:token_usage", "kv_cache.utilization"),
@@ -48,6 +49,7 @@ SGLANG = EngineKind(
     },
     hint=(
         "its gauges are updated every 40 decode steps: --decode-log-interval 1 updates them at each step; "
-        "--enable-forward-pass-metrics publishes every step"
+        "--enable-forward-pass-metrics --forward-pass-metrics-ipc-name ipc:///run/sglang/fpm publishes every step, for the agent's "
+        "LEGATO_FORWARD_PASSES=ID=ipc:///run/sglang/fpm.0"
     ),
 )

@@ -6,15 +6,18 @@ communication. The module uses the standard library only; it creates no folder a
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
-__all__ = ["LOOPBACK", "client_host", "engine_id", "engine_id_from_url", "host_and_port", "pipe_path", "server_id"]
+__all__ = ["ENGINE_ID", "LOOPBACK", "client_host", "engine_id", "engine_id_from_url", "host_and_port", "pipe_path", "server_id"]
 
 ENGINE_ID = "LEGATO_ENGINE_ID"
+"""The variable with the id of an engine."""
 LOOPBACK = "127.0.0.1"
 """The one name that engine ids use for this host."""
 _LOOPBACK_NAMES = frozenset((LOOPBACK, "localhost", "0.0.0.0", "::", "[::]", "::1", "[::1]"))
@@ -74,16 +77,19 @@ def server_id(engine_id: str) -> str:
 def engine_id(environ: Mapping[str, str], arguments: Sequence[str], index: int = 0) -> str:
     """Return LEGATO_ENGINE_ID, or else the host and port of the server as a client on this host reaches it.
 
-    ``arguments`` is the server's command line. ``index`` numbers the engines behind one server: the first has the plain id, the others
-    have ``id/1``, ``id/2``, …
+    ``arguments`` is the server's command line; a host's name in it is resolved, as the server does to listen. ``index`` numbers the engines
+    behind one server: the first has the plain id, the others have ``id/1``, ``id/2``, …
     """
     name = environ.get(ENGINE_ID) or _address(arguments)
     return f"{name}/{index}" if index > 0 else name
 
 
 def _address(arguments: Sequence[str]) -> str:
-    host = _option(arguments, "--host") or LOOPBACK
-    return f"{client_host(host)}:{_option(arguments, '--port') or '8000'}"
+    host = client_host(_option(arguments, "--host") or LOOPBACK)
+    # The agent finds the server's metrics at the address where it listens, and knows no name of it.
+    with contextlib.suppress(OSError, UnicodeError):
+        host = client_host(socket.gethostbyname(host))
+    return f"{host}:{_option(arguments, '--port') or '8000'}"
 
 
 def _option(arguments: Sequence[str], name: str) -> str:

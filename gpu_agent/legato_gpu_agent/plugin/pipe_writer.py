@@ -100,7 +100,9 @@ class PipeWriter:
                 self.close()
             pipe = open_pipe(self.path)
         except FileNotFoundError:
-            # No agent has run yet.
+            # No agent has run yet, or the folder was removed: an agent that runs makes the pipe again, and reads this one until then.
+            if self._pipe is None:
+                self._warn_once(f"there is no pipe at {self.path}: start legato-gpu-agent, or set LEGATO_ENGINE_PIPE to its pipe")
             return
         except PipeRefused as refused:
             self._warn_once(str(refused))

@@ -1,8 +1,9 @@
 """The output of the commands: the console, lines, JSON, tables that fit the width, and prose that keeps numbers whole.
 
 All output of the commands goes through this module, and no text of it can steer a terminal: what is not seen is escaped, whatever a view
-forgot. A table that is too wide leaves out columns, the least important first, and folds texts; a number is never cut or folded. Without a
-terminal, or with NO_COLOR, the output has no escape codes. This module knows no command and no figure.
+forgot. A table that is too wide leaves out columns, the least important first, and folds texts; a number is never cut or folded. Where even
+that does not fit, as on a phone, each cell is a line. Without a terminal, or with NO_COLOR, the output has no escape codes. This module
+knows no command and no figure.
 """
 
 from __future__ import annotations
@@ -116,8 +117,11 @@ class FittedTable:
         self.rows.append([visible_lines(cell) if isinstance(cell, str) else cell for cell in cells])
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield the table with the columns that fit."""
+        """Yield the table with the columns that fit, or its cells one below the other if too few do."""
         chosen, widths = self._fit(options.max_width)
+        if sum(widths) + self._between(len(chosen)) > options.max_width:
+            yield from self._lines()
+            return
         table = Table(
             title=Text(self.title, style="bold") if self.title else None,
             caption=Text(self.caption) if self.caption else None,
@@ -136,6 +140,18 @@ class FittedTable:
         for cells in self.rows:
             table.add_row(*[_cell(cells[place]) for place in chosen])
         yield table
+
+    def _lines(self) -> Iterator[RenderableType]:
+        """Yield each cell as a line with its title, and an empty line after each row."""
+        if self.title:
+            yield Text(self.title, style="bold")
+        for cells in self.rows:
+            for column, cell in zip(self.columns, cells, strict=True):
+                if _cell(cell).plain.strip():
+                    yield _cell(cell) if not column.title else Prose(f"{' '.join(column.title.split())}: ").append_text(_cell(cell))
+            yield Text("")
+        if self.caption:
+            yield Prose(self.caption)
 
     def _fit(self, width: int) -> tuple[list[int], list[int]]:
         """The places of the columns that are shown, and the width of each."""

@@ -60,14 +60,14 @@ def options(
     """The options of the command itself."""
 
 
-OwnStoreOption = Annotated[str | None, typer.Option(help="chdb:///absolute/path of the store [env: LEGATO_STORE]", show_default=False)]
+OwnStoreOption = Annotated[str | None, typer.Option(help="chdb:///absolute/path of the store (env: LEGATO_STORE)", show_default=False)]
 
 
 @app.command()
 def serve(
     store: OwnStoreOption = None,
-    otlp_port: Annotated[int | None, typer.Option(help="OTLP port [env: LEGATO_OTLP_PORT, default 4318]")] = None,
-    read_port: Annotated[int | None, typer.Option(help="Read port [env: LEGATO_READ_PORT, default 8123]")] = None,
+    otlp_port: Annotated[int | None, typer.Option(help="OTLP port (env: LEGATO_OTLP_PORT, default 4318)")] = None,
+    read_port: Annotated[int | None, typer.Option(help="Read port (env: LEGATO_READ_PORT, default 8123)")] = None,
 ) -> None:
     """Receive OTLP, store streams, and answer queries: by default in an embedded store and on loopback.
 

@@ -46,11 +46,11 @@ VantageOption = Annotated[
 ]
 GapOption = Annotated[
     int | None,
-    typer.Option(min=1, help="A good stream has no gap above this many ms [default: its objective's limit]", show_default=False),
+    typer.Option(min=1, help="A good stream has no gap above this many ms (default: its objective's limit)", show_default=False),
 ]
 FirstOption = Annotated[
     int | None,
-    typer.Option(min=1, help="A good stream has its first output within this many ms [default: its objective's limit]", show_default=False),
+    typer.Option(min=1, help="A good stream has its first output within this many ms (default: its objective's limit)", show_default=False),
 ]
 
 
@@ -226,7 +226,7 @@ def blame(
 
 def incident(
     from_: Annotated[str, typer.Option("--from", help="Begin: 2026-11-23T14:05 or 14:05 (UTC), '14:05 local'", show_default=False)],
-    to: Annotated[str, typer.Option("--to", help="End, in the same forms [default: now]", show_default=False)] = "",
+    to: Annotated[str, typer.Option("--to", help="End, in the same forms (default: now)", show_default=False)] = "",
     service: ServiceOption = "",
     tenant: TenantOption = "",
     url: UrlOption = DEFAULT_URL,
@@ -260,7 +260,7 @@ def slo(
     at: Annotated[
         str,
         typer.Option(
-            help="What the rules saw at this time: 2026-11-23T14:05, 14:05 (UTC), '14:05 local' [default: now]", show_default=False
+            help="What the rules saw at this time: 2026-11-23T14:05, 14:05 (UTC), '14:05 local' (default: now)", show_default=False
         ),
     ] = "",
     as_json: JsonOption = False,

@@ -18,7 +18,7 @@ from legato_ingest.errors import LegatoError
 
 __all__ = ["register"]
 
-NewStoreOption = Annotated[str | None, typer.Option("--store", help="chdb:///absolute/path [env: LEGATO_STORE]", show_default=False)]
+NewStoreOption = Annotated[str | None, typer.Option("--store", help="chdb:///absolute/path (env: LEGATO_STORE)", show_default=False)]
 
 
 def register(root: typer.Typer) -> None:
@@ -30,7 +30,7 @@ def register(root: typer.Typer) -> None:
 
 
 def backup(
-    name: Annotated[str, typer.Argument(help="Name of the backup [default: legato- and the time]", show_default=False)] = "",
+    name: Annotated[str, typer.Argument(help="Name of the backup (default: legato- and the time)", show_default=False)] = "",
     store: StoreOption = None,
 ) -> None:
     """Back up the embedded store to a file, and verify the file: it is restored next to the store and compared.

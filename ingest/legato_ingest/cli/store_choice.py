@@ -24,7 +24,7 @@ StoreOption = Annotated[
     str | None,
     typer.Option(
         "--store",
-        help="chdb:///absolute/path of the store [env: LEGATO_STORE; default: that of the running `legato serve`]",
+        help="chdb:///absolute/path of the store (env: LEGATO_STORE; default: that of the running `legato serve`)",
         show_default=False,
     ),
 ]

@@ -24,7 +24,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 FileOption = Annotated[
-    pathlib.Path | None, typer.Option("--file", help="File of token hashes [env: LEGATO_TOKENS_FILE]", show_default=False)
+    pathlib.Path | None, typer.Option("--file", help="File of token hashes (env: LEGATO_TOKENS_FILE)", show_default=False)
 ]
 Name = Annotated[str, typer.Argument(help="Name of the token, such as shop-app-2026-11", show_default=False)]
 

@@ -197,6 +197,59 @@ def test_shutdown_is_bounded_in_time() -> None:
     assert value(metrics, "legato_agent_dropped_records_total", kind="step", reason="stopped") == 3
 
 
+def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the lines of the log, each with the first word of its level."""
+    return [f"{record.levelname} {record.getMessage()}" for record in caplog.records]
+
+
+@pytest.mark.parametrize(("status", "advice"), [(401, "LEGATO_TOKEN"), (403, "may not write"), (404, "base URL")])
+def test_a_refusal_is_logged_once_with_its_remedy(caplog: pytest.LogCaptureFixture, status: int, advice: str) -> None:
+    """The records are lost: the log says so, and also when the receiver takes records again."""
+    metrics, receiver = SelfMetrics(), Receiver((status, {}, b""), (status, {}, b""))
+    with receiving(receiver) as url, caplog.at_level("INFO", "legato"):
+        exporter = Exporter(url, metrics)
+        exporter.start()
+        for number in range(3):
+            exporter.export(body(number))
+        assert exporter.shutdown(5)
+    failed, worked = logged(caplog)
+    assert failed.startswith(f"WARNING {url}/v1/traces answers {status}, steps are dropped: ") and advice in failed
+    assert worked == "INFO steps are sent again; dropped since the start: 2 step (refused)"
+
+
+def test_a_receiver_that_is_down_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """And once when it is back; nothing was dropped."""
+    metrics, receiver, port = SelfMetrics(), Receiver(), free_port()
+    with caplog.at_level("INFO", "legato"):
+        exporter = Exporter(f"http://127.0.0.1:{port}", metrics)
+        exporter.start()
+        exporter.export(body(1))
+        eventually(lambda: value(metrics, "legato_agent_send_errors_total", type="ConnectionRefusedError") >= 2)
+        with receiving(receiver, port):
+            assert exporter.shutdown(5)
+    failed, worked = logged(caplog)
+    assert "cannot be reached (ConnectionRefusedError" in failed and "steps are kept and sent again: start `legato serve`" in failed
+    assert worked == "INFO steps are sent again; dropped since the start: nothing"
+
+
+def test_a_full_queue_and_rejected_records_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """With the numbers of what was dropped."""
+    partial = ExportTraceServiceResponse()
+    partial.partial_success.rejected_spans = 1
+    metrics, receiver = SelfMetrics(), Receiver((200, {}, partial.SerializeToString()))
+    with receiving(receiver) as url, caplog.at_level("INFO", "legato"):
+        exporter = Exporter(url, metrics, queue_bytes_max=35)
+        for number in range(6):
+            exporter.export(body(number))
+        exporter.start()
+        assert exporter.shutdown(5)
+    full, rejected, *worked = logged(caplog)
+    assert full == "WARNING the queue of 35 bytes is full: its oldest records are dropped"
+    assert "rejects 1, steps are dropped in part" in rejected
+    dropped = "dropped since the start: 4 step (queue_full, rejected)"
+    assert worked == [f"INFO steps are sent again; {dropped}", f"INFO queued records are sent again; {dropped}"]
+
+
 @pytest.mark.parametrize(
     ("header", "seconds"),
     [

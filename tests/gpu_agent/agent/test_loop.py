@@ -247,7 +247,18 @@ def test_requests_without_steps_count_as_not_sent(served: Served, tmp_path: path
         eventually(lambda: 'received_records_total{kind="finished"} 1.0' in scraped(port))
         process.send_signal(signal.SIGTERM)
         assert process.wait(15) == 1
-        assert process.stdout and "some records were not sent" in process.stdout.read()
+        assert process.stdout and "some records were not sent: 1 finished (no_step)" in process.stdout.read()
+
+
+def test_an_agent_with_refused_records_says_so_at_the_end(served: Served, tmp_path: pathlib.Path, recorder: Plugin) -> None:
+    """With an address that knows no such path: what was dropped while it ran counts, too, in its last line and its exit status."""
+    path, port = tmp_path / "s", free_port()
+    with agent(path, f"{served.otlp}/elsewhere", port) as process:
+        record(recorder(path, "refused"), 5)
+        eventually(lambda: 'dropped_records_total{kind="step",reason="refused"} 5.0' in scraped(port))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(15) == 1
+        assert process.stdout and re.search("answers 404, steps are dropped.*\n(.*\n)*.*not sent: .*5 step .refused", process.stdout.read())
 
 
 class Interrupted:
@@ -360,6 +371,8 @@ def test_scheduler_events_are_accepted(served: Served, tmp_path: pathlib.Path, r
     [
         ("LEGATO_ENDPOINT", "here", "URL"),
         ("LEGATO_ENDPOINT", "http://", "URL"),
+        ("LEGATO_ENDPOINT", "http://h:4318/v1/traces/", "the base URL http://h:4318, "),
+        ("LEGATO_ENDPOINT", "https://h/otlp/v1/metrics", "the base URL https://h/otlp, "),
         ("LEGATO_ENGINE_FLUSH_MS", "0", "10 to"),
         ("LEGATO_AGENT_METRICS_PORT", "70000", "65535"),
         ("LEGATO_ENGINE_PIPE", "relative", "absolute"),

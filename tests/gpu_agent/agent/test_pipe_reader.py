@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import pathlib
+import shutil
 import signal
 import stat
 
@@ -15,6 +16,7 @@ import pytest
 from legato_gpu_agent.agent.pipe_reader import PipeReader
 from legato_gpu_agent.agent.settings import SettingsError
 from legato_gpu_agent.plugin.model import Engine
+from legato_gpu_agent.plugin.pipe_writer import PipeWriter
 from legato_gpu_agent.plugin.protocol import SCHEDULER, pack_entries
 
 MANY = 6_000
@@ -80,6 +82,50 @@ def test_two_agents_do_not_share_a_pipe(tmp_path: pathlib.Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
     PipeReader(path).close()
+
+
+class Clock:
+    """A clock that moves only when the test sets it."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_a_pipe_that_is_gone_is_made_again(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As when a user logs out and the folder of XDG_RUNTIME_DIR is removed; engines that have the old pipe open lose nothing."""
+    path, clock = tmp_path / "run" / "legato" / "s", Clock()
+    with contextlib.closing(PipeReader(path, clock)) as reader, contextlib.closing(PipeWriter(str(path), clock)) as before:
+        before.send(GOOD)
+        shutil.rmtree(tmp_path / "run")
+        assert before.send(GOOD) and reader.read() == [GOOD, GOOD] and not path.exists()
+        clock.now_s += 1
+        assert before.send(GOOD) and reader.read() == [GOOD] and path.exists() and reader.file_id[1] == path.stat().st_ino
+        with contextlib.closing(PipeWriter(str(path), clock)) as after, pytest.raises(SettingsError, match="another agent listens"):
+            assert after.send(GOOD) and reader.read() == [GOOD]
+            PipeReader(path)
+        before.send(GOOD)
+        clock.now_s += 1
+        assert before.send(GOOD) and reader.read() == [GOOD, GOOD]
+    assert [record.getMessage() for record in caplog.records] == [f"the pipe at {path} was gone or replaced: the agent opened a new one"]
+
+
+def test_a_pipe_that_cannot_be_made_again_is_logged_once(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The agent goes on with the old one, and makes it when it can."""
+    path, clock = tmp_path / "run" / "legato" / "s", Clock()
+    with contextlib.closing(PipeReader(path, clock)) as reader:
+        shutil.rmtree(tmp_path / "run")
+        (tmp_path / "run").write_text("", encoding="utf-8")
+        for _ in range(3):
+            clock.now_s += 1
+            assert reader.read() == []
+        (tmp_path / "run").unlink()
+        clock.now_s += 1
+        assert reader.read() == [] and path.is_fifo()
+    failed, made = (record.getMessage() for record in caplog.records)
+    assert f"the pipe at {path} is gone" in failed and "cannot listen at" in failed and "a new one" in made
 
 
 def test_a_system_that_cannot_lock_pipes(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

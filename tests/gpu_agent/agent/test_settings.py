@@ -28,6 +28,19 @@ def test_a_repeated_id_is_rejected(name: str, value: str, engine_id: str, first:
         Settings.from_env({name: value})
 
 
+@pytest.mark.parametrize("name", ["LEGATO_ENGINES", "LEGATO_ITERATIONS", "LEGATO_ENDPOINT"])
+@pytest.mark.parametrize("url", ["http://me:hidden@h:1/a", "https://hidden@h", "http://me:hid/den@h:0"])
+def test_credentials_in_a_url_are_refused(name: str, url: str) -> None:
+    """They were printed and not sent. The error does not quote them."""
+    for value in (url, f"e={url}", f"http://other:1,{url}")[: 1 if name == "LEGATO_ENDPOINT" else 3]:
+        with pytest.raises(
+            SettingsError, match=f"^{name} has a.* a user or a password.* which the agent does not send: remove them"
+        ) as caught:
+            Settings.from_env({name: value})
+        assert "hid" not in str(caught.value) and "me:" not in str(caught.value)
+    assert Settings.from_env({"LEGATO_ENGINES": "e=https://gw/@team"}).engines == (("e", "https://gw/@team"),)
+
+
 def test_unique_ids_are_accepted() -> None:
     """Another setting may have the same id, for further data of that engine."""
     environ = {

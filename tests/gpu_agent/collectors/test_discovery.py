@@ -102,6 +102,22 @@ def test_an_engine_is_found_where_it_listens(ports: set[int], kind: str) -> None
         assert os.getpid() in world.engine_registry.pids()[engine.engine_id]
 
 
+class Named(Proc):
+    """A /proc where the processes started with this id."""
+
+    def variable(self, pid: int, name: str) -> str:
+        return "prod" if (pid, name) == (os.getpid(), "LEGATO_ENGINE_ID") else ""
+
+
+def test_an_engine_has_the_id_of_its_process(ports: set[int]) -> None:
+    """Its plugin sends steps under this id, and the default one is the same on each node."""
+    with Site(site("vllm")) as engine:
+        ports.add(engine.port)
+        world = World(proc=Named(pathlib.Path("/proc")))
+        assert world.count() == 1 and [metrics.engine_id for metrics in world.added] == ["prod"]
+        assert os.getpid() in world.engine_registry.pids()["prod"]
+
+
 def test_only_default_ports_are_probed() -> None:
     """A server at another port is not probed, and none is without /proc."""
     assert {3000, 8000, 8002, 8080, 23333, 30000} <= KNOWN
@@ -207,6 +223,23 @@ def test_a_server_other_than_an_engine_is_left_alone(ports: set[int]) -> None:
     assert world.count() == 0
     with Site(site("vllm"), bound(service.port)) as engine:
         assert world.count() == 1 and engine.requested == [PROMETHEUS, METRICS]
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_an_engine_that_is_loading_is_found_when_it_is_ready(ports: set[int], monkeypatch: pytest.MonkeyPatch, answered: bool) -> None:
+    """In the next round: llama.cpp answers 503 while it loads its model, another engine not at all."""
+    with Site(site("vllm")) as engine:
+        ports.add(engine.port)
+        world = World()
+        engine.status = "503 Service Unavailable"
+        if answered:
+            assert world.count() == 0
+        else:
+            with monkeypatch.context() as patch:
+                patch.setattr(discovery, "_PROBE_TIMEOUT_S", 1e-9)
+                assert world.count() == 0
+        engine.status = ""
+        assert world.count() == 1
 
 
 @pytest.mark.parametrize("status", ["404 Not Found", "500 Internal Server Error", "302 Found", "rubbish"])

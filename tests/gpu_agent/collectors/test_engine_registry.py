@@ -209,6 +209,18 @@ def test_the_only_engine_owns_the_only_gpu(tree: pathlib.Path, clock: Clock, gpu
     assert engine_registry.owners_of(gpu_pids) == owners and engine_registry.owners_of([999], is_part=True) == ()
 
 
+def test_an_engine_of_another_host_owns_no_gpu(tree: pathlib.Path, clock: Clock) -> None:
+    """Neither as the only one, nor does it hide the one of this host; a plugin that writes to the pipe is on this host."""
+    engine_registry = EngineRegistry(Proc(tree), clock)
+    engine_registry.gpus = 1
+    engine_registry.register("far", "http://10.9.9.9:8000")
+    assert engine_registry.owners_of([999]) == ()
+    engine_registry.register("prod")
+    assert engine_registry.owners_of([999]) == ("prod",)
+    engine_registry.register("far", has_plugin=True)
+    assert engine_registry.owners_of([999]) == ()
+
+
 def test_an_id_may_have_slashes(tree: pathlib.Path, clock: Clock) -> None:
     """Only a number after the last one is a rank."""
     engine_registry = EngineRegistry(Proc(tree), clock)

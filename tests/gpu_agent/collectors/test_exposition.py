@@ -197,6 +197,17 @@ def test_the_lowest_rank_is_the_lowest_number() -> None:
     assert by_engine(reader.read(ten + bare, 2 * S))["e/3", "requests.running"] == 6
 
 
+def test_the_priorities_of_sglang_are_not_added_to_their_total() -> None:
+    """With priority scheduling the total has an empty priority, and each priority a sample besides; without it there is no label."""
+    lines = [
+        f'sglang:{name}{{model_name="m",tp_rank="0",pp_rank="0",priority="{priority}"}} {value}\n'
+        for name, values in (("num_running_reqs", (10, 7, 3)), ("num_queue_reqs", (4, 4, 0)))
+        for priority, value in zip(("", "0", "5"), values, strict=True)
+    ]
+    found = by_engine(ExpositionReader(ENGINES["sglang"], "e").read("".join(lines).encode(), S))
+    assert found == {("e", "requests.running"): 10, ("e", "requests.waiting"): 4}
+
+
 def queue_time(*counts: float | str, others: bytes = b"") -> bytes:
     """Return a text with this histogram, up to 1 s and to infinity, or without it."""
     lines = [f'sglang:queue_time_seconds_bucket{{le="{bound}"}} {count}\n' for bound, count in zip(("1.0", "+Inf"), counts, strict=False)]
@@ -347,7 +358,7 @@ def test_the_official_parser_agrees(name: str) -> None:
     expected: dict[tuple[str, str], list[float]] = {}
     for rule in engine.rules:
         for sample in samples:
-            ours = all(sample.labels.get(label) == value for label, value in rule.where.items())
+            ours = all(sample.labels.get(label, "") == value for label, value in rule.where.items())
             first = all(sample.labels.get(label, value) == value for label, value in engine.required_labels.items())
             # The parser adds the suffix of a counter that its name lacks.
             if (

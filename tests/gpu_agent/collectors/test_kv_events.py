@@ -253,6 +253,14 @@ def test_unknown_fields_are_skipped(world: World) -> None:
     assert world.blocks() == {("removed", ""): 1} and world.messages() == {"lost": 0, "bad": 0}
 
 
+def test_an_idle_engine_is_available(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM publishes nothing while no block changes, for any time."""
+    world.publish(batch(stored([1], "GPU")))
+    assert world.blocks() == {("stored", "GPU"): 1}
+    monkeypatch.setattr(zmq_subscriber, "_SILENT_S", 0.0)
+    assert world.blocks() == {("stored", "GPU"): 1}
+
+
 def test_an_endpoint_without_a_publisher_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
     """After the silence."""
     monkeypatch.setattr(zmq_subscriber, "_SILENT_S", 0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import socket
 import sys
 
 import pytest
@@ -23,9 +24,33 @@ def test_this_host_has_one_name(host: str) -> None:
     assert engine_id({}, ["--host", host, "--port", "8001"]) == engine_id_from_url(url) == "127.0.0.1:8001"
 
 
+@pytest.fixture(autouse=True)
+def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Addresses by name, instead of a resolver's."""
+    known: dict[str, str] = {}
+
+    def resolve(name: str) -> str:
+        if name[0].isdecimal():
+            return name
+        if name not in known:
+            raise socket.gaierror(socket.EAI_NONAME, "unknown name")
+        return known[name]
+
+    monkeypatch.setattr(socket, "gethostbyname", resolve)
+    return known
+
+
+def test_a_name_in_the_command_line_is_resolved(names: dict[str, str]) -> None:
+    """The agent scrapes the server by the address at which it listens, so the ids are the same."""
+    names.update({"gpu7": "10.0.0.7", "vm": "127.0.0.1"})
+    assert engine_id({}, ["--host", "gpu7"]) == engine_id_from_url("http://10.0.0.7:8000") == "10.0.0.7:8000"
+    assert engine_id({}, ["--host", "vm", "--port", "1"]) == "127.0.0.1:1"
+    assert engine_id({"LEGATO_ENGINE_ID": "gpu7:8000"}, ["--host", "gpu7"], 1) == "gpu7:8000/1"
+
+
 @pytest.mark.parametrize("host", ["10.0.0.5", "127.0.0.2", "gpu7", "fd00::5", "::2", "localhost.example"])
 def test_another_host_keeps_its_name(host: str) -> None:
-    """Unchanged."""
+    """Unchanged if the name cannot be resolved."""
     url = f"http://[{host}]:8001" if ":" in host else f"http://{host}:8001"
     assert engine_id({}, [f"--host={host}", "--port=8001"]) == engine_id_from_url(url) == f"{host}:8001"
 

@@ -83,6 +83,21 @@ def test_without_an_agent_the_newest_datagrams_are_kept(path: pathlib.Path, writ
         assert reader.read() == datagrams(100, BACKLOG_MAX + 100)
 
 
+def test_a_missing_pipe_is_logged_once(path: pathlib.Path, writer: PipeWriter, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    """In the engine's log, with the remedy; not if the pipe goes while it is open, because the agent still reads it."""
+    for _ in range(3):
+        writer.send(*datagrams(0, 1))
+        clock.now_s += 1
+    (record,) = caplog.records
+    assert f"there is no pipe at {path}: start legato-gpu-agent, or set LEGATO_ENGINE_PIPE" in record.getMessage()
+    other = path.with_name("other")
+    with agent(other), contextlib.closing(PipeWriter(str(other), clock)) as late:
+        assert late.send(*datagrams(0, 1))
+        other.unlink()
+        clock.now_s += 1
+        assert late.send(*datagrams(0, 1)) and len(caplog.records) == 1
+
+
 def test_a_full_pipe_does_not_block(path: pathlib.Path, writer: PipeWriter) -> None:
     """An agent that does not read costs no time and, within the capacity of pipe and backlog, no datagram."""
     with agent(path) as reader:

@@ -22,6 +22,7 @@ __all__ = ["FIRST_US", "PREFILL_US", "QUEUED_US", "put", "response_id", "silence
 ENGINE = "e"
 # Time to the first token of each request, and the parts of that time in the queue and in prefill.
 FIRST_US, QUEUED_US, PREFILL_US = 400_000, 100_000, 250_000
+_NAMES = {"outcome": "legato.stream.outcome", "provider": "gen_ai.provider.name"}
 
 
 def trace_id(number: int) -> bytes:
@@ -47,8 +48,11 @@ def put(store: Store, body: ExportTraceServiceRequest, received_ns: int, tenant:
         store.insert(table, rows)
 
 
-def stream(world: World, vantage: str, number: int = 0, clock: str = "") -> ExportTraceServiceRequest:
-    """The span of one of the world's streams at the server or the client. ``clock`` is the optional clock id."""
+def stream(world: World, vantage: str, number: int = 0, clock: str = "", **attributes_too: str) -> ExportTraceServiceRequest:
+    """The span of one of the world's streams at the server or the client. ``clock`` is the optional clock id.
+
+    ``attributes_too``: ``outcome`` and ``provider`` in place of the default ones.
+    """
     seen = world.server(number) if vantage == "server" else world.client(number)
     body = request()
     start = int(seen.times_ns[0]) // 1000 * 1000 - 1000 * FIRST_US
@@ -59,6 +63,7 @@ def stream(world: World, vantage: str, number: int = 0, clock: str = "") -> Expo
         "legato.engine.id": ENGINE if vantage == "server" else "",
         "gen_ai.response.id": response_id(number),
         **({"legato.stream.clock": clock} if clock else {}),
+        **{_NAMES[name]: value for name, value in attributes_too.items()},
     }
     rng = random.Random(f"{vantage}{number}")
     native_span(body, attributes, trace_id=trace_id(number), start_ns=start, duration_ns=(times[-1] + 1) * 1000, rng=rng)

@@ -23,13 +23,18 @@ _DEV = "Inter-|   Receive                            |  Transmit\n face |bytes p
 
 @dataclass(frozen=True)
 class Process:
-    """``threads``: for each thread the ns that it ran and that it waited for a CPU; ``sockets``: inodes of its open sockets."""
+    """``threads``: for each thread the ns that it ran and that it waited for a CPU; ``sockets``: inodes of its open sockets; ``files``: its
+    other open files; ``network``: its network namespace; ``listening``: inodes by port there."""
 
     pid: int
     parent: int = 1
     name: str = "python3"
     threads: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     sockets: Sequence[int] = ()
+    files: Sequence[pathlib.Path] = ()
+    environ: Mapping[str, str] = field(default_factory=dict)
+    network: str = ""
+    listening: Mapping[int, int] = field(default_factory=dict)
 
 
 def node(root: pathlib.Path) -> pathlib.Path:
@@ -113,3 +118,10 @@ def _processes(root: pathlib.Path, processes: Sequence[Process]) -> None:
         (files / "0").symlink_to("/dev/null")
         for place, inode in enumerate(process.sockets):
             (files / str(3 + place)).symlink_to(f"socket:[{inode}]")
+        for place, path in enumerate(process.files):
+            (files / str(100 + place)).symlink_to(path)
+        put(root, f"{here}/environ", "".join(f"{name}={value}\0" for name, value in process.environ.items()))
+        if process.network:
+            (root / here / "ns").mkdir()
+            (root / here / "ns" / "net").symlink_to(f"net:[{process.network}]")
+            put(root, f"{here}/net/tcp", _sockets(process.listening, *_ADDRESSES["tcp"]))

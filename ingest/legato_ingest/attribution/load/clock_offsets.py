@@ -6,7 +6,7 @@ have waited. `model.clock_offset` computes an offset from the pairs of times.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,13 +16,12 @@ from numpy.typing import NDArray
 
 from legato_ingest.attribution.load.by_engine import ENGINE_NS_SPARSE, Window, Windows, batches_of, span_of
 from legato_ingest.attribution.load.due import STREAM_NS_MAX
-from legato_ingest.attribution.load.engine_ids import is_one_of
+from legato_ingest.attribution.load.engine_ids import is_one_of, stored_key
 from legato_ingest.attribution.load.streams import clock_of
 from legato_ingest.attribution.model.clock_offset import clock_offset
 from legato_ingest.attribution.model.scraped import AROUND_NS, EngineKey
-from legato_ingest.definitions import CONTENT_KINDS_SQL
 from legato_ingest.storage import Store
-from legato_ingest.storage.sql import between_ns, integers, unquoted
+from legato_ingest.storage.sql import between_ns, unquoted
 
 __all__ = ["ClockOffsets", "RecordedEnds", "clock_offsets"]
 
@@ -30,31 +29,18 @@ Ints = NDArray[np.int64]
 
 # Requests from which the offsets of an engine are computed. More of them do not improve it.
 _SAMPLES_MAX = 512
-# In these streams every content is a separate read and no gap is open at the end: the sum of the gaps is the time after the first content.
-# Gaps are counted between groups of reads that are at most 5 ms apart, so of other streams the times of all chunks are read.
-_IS_KNOWN = (
-    "ttft_us IS NOT NULL AND ttfo_us IS NOT NULL AND gap_sum_us IS NOT NULL AND gaps + 1 = content_chunks AND ifNull(gap_open_us, 0) = 0"
-)
-_ENDED = f"""
+# A complete stream ends with its last byte, right after the last step of its request: the end of a sequence is a token without text, so the
+# last content is that of the step before.
+_ENDED = """
 SELECT
-    tenant, response_id, vantage, clock, service_name, client_address, trace_id, span_id, toUnixTimestamp64Nano(start_time) AS start_ns,
-    if({_IS_KNOWN}, toInt64(ifNull(ttft_us, 0) + ifNull(gap_sum_us, 0)), -1) AS last_us
+    tenant, response_id, vantage, clock, service_name, client_address, toUnixTimestamp64Nano(start_time) + toInt64(duration_ns) AS ended_ns
 FROM stream_revs FINAL
-WHERE {{inside}} AND vantage IN ('server', 'client') AND ended AND content_chunks > 0 AND (tenant, response_id) IN
-    (SELECT tenant, response_id FROM engine_requests WHERE {{engines}} AND {{recorded}} AND response_id != '')
-SETTINGS do_not_merge_across_partitions_select_final = 1"""
-_COUNTED = f"""
-SELECT
-    tenant, trace_id, span_id,
-    toInt64(arraySum(arraySlice(dt_us, 1, arrayLastIndex(kind -> kind IN {CONTENT_KINDS_SQL}, chunk_kind)))) AS last_us
-FROM stream_revs FINAL
-PREWHERE {{inside}} AND reinterpretAsUInt64(span_id) IN ({{spans}})
-WHERE ended AND notEmpty(dt_us)
+WHERE {inside} AND vantage IN ('server', 'client') AND ended AND outcome = 'complete' AND content_chunks > 0 AND (tenant, response_id) IN
+    (SELECT tenant, response_id FROM engine_requests WHERE {engines} AND {recorded} AND response_id != '')
 SETTINGS do_not_merge_across_partitions_select_final = 1"""
 # The key of the server's clock among those of the clients.
 _SERVER = ""
 _CLOCK = ("vantage", "clock", "service_name", "client_address")
-_IDS = ("tenant", "trace_id", "span_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +83,7 @@ def clock_offsets(store: Store, ends: Mapping[EngineKey, RecordedEnds]) -> dict[
     for batch in batches_of({key: each.ended for key, each in wanted.items()}, ENGINE_NS_SPARSE):
         ended = _ended(store, batch, wanted)
         if ended.num_rows:
-            out.update(_offsets(_Requests.of({key: wanted[key].nearest() for key in batch}), ended, _last_us(store, ended)))
+            out.update(_offsets(_Requests.of({key: wanted[key].nearest() for key in batch}), ended))
     return out
 
 
@@ -105,26 +91,8 @@ def _ended(store: Store, batch: Windows, ends: Mapping[EngineKey, RecordedEnds])
     """Return the streams of these engines' requests."""
     recorded, (low, high) = span_of({key: ends[key].recorded for key in batch}), span_of(batch)
     inside = between_ns("start_time", low - STREAM_NS_MAX, high)
-    return store.select_arrow(_ENDED.format(inside=inside, engines=is_one_of(batch), recorded=between_ns("recorded_at", *recorded)))
-
-
-def _last_us(store: Store, ended: pa.Table) -> Ints:
-    """Return the time (µs) from the start to the last content of each stream; -1: unknown."""
-    last_us = np.array(ended["last_us"].to_numpy(), np.int64)
-    unknown = np.flatnonzero(last_us < 0)
-    if len(unknown):
-        rows = ended.take(unknown)
-        starts = rows["start_ns"].to_pylist()
-        spans = integers(np.frombuffer(b"".join(rows["span_id"].to_pylist()), "<u8"))
-        sql = _COUNTED.format(inside=between_ns("start_time", min(starts), max(starts)), spans=spans)
-        found = store.select_arrow(sql).to_pydict()
-        counted = dict(zip(_ids(found), found["last_us"], strict=True))
-        last_us[unknown] = [counted.get(each, -1) for each in _ids(rows.select(_IDS).to_pydict())]
-    return last_us
-
-
-def _ids(rows: Mapping[str, Sequence[bytes]]) -> Iterator[tuple[bytes, ...]]:
-    return zip(*(rows[name] for name in _IDS), strict=True)
+    engines = is_one_of({stored_key(key) for key in batch})
+    return store.select_arrow(_ENDED.format(inside=inside, engines=engines, recorded=between_ns("recorded_at", *recorded)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,13 +130,11 @@ class _Requests:
         return streams, np.repeat(first, counts) + within
 
 
-def _offsets(requests: _Requests, ended: pa.Table, last_us: Ints) -> dict[EngineKey, ClockOffsets]:
+def _offsets(requests: _Requests, ended: pa.Table) -> dict[EngineKey, ClockOffsets]:
     """Return the offset of each engine to each clock."""
     streams, records = requests.joined(ended)
-    known = last_us[streams] >= 0
-    streams, records = streams[known], records[known]
     clocks, clock = _clocks(ended)
-    ended_ns = np.asarray(ended["start_ns"].to_numpy(), np.int64) + 1000 * last_us
+    ended_ns = np.asarray(ended["ended_ns"].to_numpy(), np.int64)
     group = requests.engine[records] * len(clocks) + clock[streams]
     order = np.argsort(group, kind="stable")
     present, starts = np.unique(group[order], return_index=True)

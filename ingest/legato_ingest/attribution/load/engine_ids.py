@@ -8,10 +8,24 @@ from legato_ingest.attribution.model.scraped import EngineKey
 from legato_ingest.definitions import server_of
 from legato_ingest.storage.sql import digits_of, quoted, quoted_all
 
-__all__ = ["ids_of_server", "is_one_of", "is_one_of_servers"]
+__all__ = ["ids_of_server", "is_one_of", "is_one_of_servers", "process_key", "stored_key"]
 
 # More ids are sent as one string of their hexadecimal digits.
 _LITERALS_MAX = 256
+
+
+# Follows the engine id in the key of one process, before the start of the process.
+_PROCESS = "\0"
+
+
+def process_key(key: EngineKey, epoch_ns: int) -> EngineKey:
+    """Return the key of the process that started at ``epoch_ns``, one of several at a time with this engine id; 0: there is only one."""
+    return (key[0], f"{key[1]}{_PROCESS}{epoch_ns}") if epoch_ns else key
+
+
+def stored_key(key: EngineKey) -> EngineKey:
+    """Return the key under which the rows of a process are stored: that of its engine."""
+    return key[0], key[1].partition(_PROCESS)[0]
 
 
 def ids_of_server(engine_id: str) -> frozenset[str]:

@@ -13,21 +13,26 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from legato_ingest.attribution.load.by_engine import Rows, Window, Windows, rows_by_engine
 from legato_ingest.attribution.load.clock_offsets import ClockOffsets, RecordedEnds, clock_offsets
 from legato_ingest.attribution.load.due import CLOCKS_APART_NS
+from legato_ingest.attribution.load.engine_ids import is_one_of, process_key
 from legato_ingest.attribution.load.gpu_clock_samples import gpu_clocks
 from legato_ingest.attribution.load.scraped_metrics import boots_of
 from legato_ingest.attribution.model.engine import EngineRecords, steps_of_requests
 from legato_ingest.attribution.model.scraped import AROUND_NS, EngineKey
 from legato_ingest.attribution.model.step_model import step_ends
 from legato_ingest.attribution.model.steps import Steps
-from legato_ingest.attribution.model.vantage import Stream
+from legato_ingest.attribution.model.vantage import UNKNOWN_PROCESS, Stream
+from legato_ingest.definitions import server_of
 from legato_ingest.storage import Store
 from legato_ingest.storage.sql import between_ns, quoted, quoted_all, unquoted
 
 __all__ = ["load_engines"]
+
+Ints = NDArray[np.int64]
 
 _COLUMNS = (
     "interval_us", "running", "waiting",
@@ -45,6 +50,9 @@ WHERE {inside} AND {which}"""
 _FINISHED = f"{_REQUESTS} ORDER BY at_ns DESC, engine_id LIMIT 16 BY tenant, response_id"
 # Conditions of one query.
 _TENANTS_MAX = 256
+# Two processes record one step at most this long after each other. They record the same steps if they do so in this share of them; of two
+# engines with steps of 5 ms that is a fifth by chance.
+_SAME_STEP_NS, _SAME_SHARE = 500_000, 0.6
 _FIRST_TOKENS = """
 SELECT
     tenant, engine_id, response_id, toUnixTimestamp64Nano(start_time) AS at_ns,
@@ -65,11 +73,20 @@ class _Finished:
     tokens: int
 
 
+_Processes = dict[EngineKey, dict[str, int]]
+"""Of engines with several processes at a time: the start (ns) of the process that finished each request, by response id."""
+
+
 class _Read(NamedTuple):
     """The steps of an engine, the index of the step in which each request ended, by response id, and the ids of the requests that the
     engine reports as never preempted.
+
+    ``epoch_ns``: the start of the process if several of the engine's ran at a time, as on two nodes without an id each; else 0, and the
+    steps are those of all its processes, one after the other.
     """
 
+    engine: EngineKey
+    epoch_ns: int
     steps: Steps
     last_step: Mapping[str, int]
     never_preempted: frozenset[str]
@@ -100,9 +117,16 @@ def load_engines(store: Store, streams: Sequence[Stream]) -> tuple[list[Stream],
     finished = _finished_requests(store, streams)
     named = _named(store, streams, finished)
     served = _served(named, finished)
-    engines = _engines_by_requests(store, served)
-    engines |= _engines_by_host(store, {key: each.streams for key, each in served.items() if key not in engines})
-    return named, engines
+    engines, processes = _engines_by_requests(store, served)
+    others = {key: each.streams for key, each in served.items() if key not in engines and key not in processes}
+    engines |= _engines_by_host(store, others)
+    return [_with_process(stream, processes) for stream in named], engines
+
+
+def _with_process(stream: Stream, processes: _Processes) -> Stream:
+    """Return the stream with the process that finished its request. No steps belong to a stream of which that is not known."""
+    own = processes.get((stream.tenant, stream.engine_id))
+    return stream if own is None else replace(stream, engine_epoch_ns=own.get(stream.response_id, UNKNOWN_PROCESS))
 
 
 def _named(store: Store, streams: Sequence[Stream], finished: Sequence[_Finished]) -> list[Stream]:
@@ -112,25 +136,41 @@ def _named(store: Store, streams: Sequence[Stream], finished: Sequence[_Finished
     ordered = sorted(finished, key=lambda each: (each.tokens, each.recorded_ns, each.engine))
     by_response = {(each.engine[0], each.response_id): each.engine[1] for each in ordered}
     present = _engines_with_steps(store, streams, finished)
+    without_record = [stream for stream in streams if stream.engine_id and (stream.tenant, stream.response_id) not in by_response]
+    ranked = _servers_with_ranks(store, without_record)
     called = {(stream.tenant, *stream.called) for stream in streams if (stream.tenant, stream.response_id) in by_response}
     named = []
     for stream in streams:
         engine = by_response.get((stream.tenant, stream.response_id), "")
         is_like_others = stream.server is None and (stream.tenant, *stream.called) in called
-        if not engine and is_like_others and len(present.get(stream.tenant, ())) == 1:
+        if not engine and stream.judged.is_cut and is_like_others and len(present.get(stream.tenant, ())) == 1:
             # An abandoned stream is in no record of finished requests. If there is one engine only, and it finished requests that were sent
-            # to the same address, it is the one.
+            # to the same address, it is the one. A complete stream would be in its records: another engine served it, which reports none.
             (engine,) = present[stream.tenant]
+        # A server has the id of its first rank. Without a record of the request any rank may have served it.
+        process = UNKNOWN_PROCESS if not engine and (stream.tenant, stream.engine_id) in ranked else 0
         # The engine that finished the request served it, also if the server has one id for all engines behind it.
-        named.append(replace(stream, engine_id=engine or stream.engine_id))
+        named.append(replace(stream, engine_id=engine or stream.engine_id, engine_epoch_ns=process))
     return named
+
+
+def _servers_with_ranks(store: Store, streams: Sequence[Stream]) -> set[EngineKey]:
+    """Return the servers of these streams that had data-parallel ranks other than the first at their time."""
+    servers = {(stream.tenant, stream.engine_id) for stream in streams}
+    if not servers:
+        return set()
+    low, high = min(stream.first_ns for stream in streams), max(stream.last_ns for stream in streams)
+    inside = between_ns("recorded_at", low - CLOCKS_APART_NS, high + CLOCKS_APART_NS)
+    found = store.select(f"SELECT DISTINCT tenant, engine_id FROM engine_steps WHERE {is_one_of(servers, with_ranks=True)} AND {inside}")
+    ranks = {(str(unquoted(tenant)), str(unquoted(engine))) for tenant, engine in found}
+    return {(tenant, server_of(engine)) for tenant, engine in ranks if server_of(engine) != engine} & servers
 
 
 def _served(named: Sequence[Stream], finished: Sequence[_Finished]) -> dict[EngineKey, _Served]:
     """Return what each engine served."""
     streams: dict[EngineKey, list[Stream]] = {}
     for stream in named:
-        if stream.engine_id:
+        if stream.engine_id and stream.engine_epoch_ns != UNKNOWN_PROCESS:
             streams.setdefault((stream.tenant, stream.engine_id), []).append(stream)
     responses = {key: {stream.response_id for stream in own} for key, own in streams.items()}
     ends: dict[EngineKey, list[_Finished]] = {}
@@ -180,25 +220,27 @@ def _engines_with_steps(store: Store, streams: Sequence[Stream], finished: Seque
     return out
 
 
-def _engines_by_requests(store: Store, served: Mapping[EngineKey, _Served]) -> dict[EngineKey, EngineRecords]:
-    """Return the engines with requests that identify streams, these or others at their time."""
+def _engines_by_requests(store: Store, served: Mapping[EngineKey, _Served]) -> tuple[dict[EngineKey, EngineRecords], _Processes]:
+    """Return the engines with requests that identify streams, these or others at their time, and those of several processes."""
     around = {key: each.around for key, each in served.items()}
     requests = rows_by_engine(store, _REQUESTS, {key: (low, high + AROUND_NS) for key, (low, high) in around.items()}, "recorded_at")
-    read = {key: each for key, each in _read_steps(store, around, requests).items() if each.last_step or served[key].ends}
+    found = [each for each in _read_steps(store, around, requests) if each.last_step or served[each.engine].ends]
+    read = {process_key(each.engine, each.epoch_ns): each for each in found}
     ends = {
         key: RecordedEnds(
             {response: int(each.steps.recorded_ns[step]) for response, step in each.last_step.items()},
-            (around[key][0], around[key][1] + AROUND_NS),
-            served[key].streamed,
+            (around[each.engine][0], around[each.engine][1] + AROUND_NS),
+            served[each.engine].streamed,
         )
         for key, each in read.items()
     }
-    offsets = {key: each for key, each in clock_offsets(store, ends).items() if each.server is not None or served[key].ends}
-    steps_of = {key: read[key].steps for key in offsets}
-    gpus, first_tokens = gpu_clocks(store, _sampled(steps_of)), _first_tokens(store, steps_of, offsets)
-    return {
+    offsets = {key: each for key, each in clock_offsets(store, ends).items() if each.server is not None or served[read[key].engine].ends}
+    # Samples and first tokens bear the id alone, so those of several processes cannot be assigned.
+    alone = {key: read[key].steps for key in offsets if not read[key].epoch_ns}
+    gpus, first_tokens = gpu_clocks(store, _sampled(alone)), _first_tokens(store, alone, offsets)
+    engines = {
         key: EngineRecords(
-            steps=steps,
+            steps=read[key].steps,
             gpus=gpus.get(key, ()),
             server_offset=offsets[key].server,
             client_offsets=offsets[key].clients,
@@ -206,8 +248,13 @@ def _engines_by_requests(store: Store, served: Mapping[EngineKey, _Served]) -> d
             never_preempted=read[key].never_preempted,
             first_token_ns=first_tokens.get(key, {}),
         )
-        for key, steps in steps_of.items()
+        for key in offsets
     }
+    processes: _Processes = {}
+    for each in found:
+        if each.epoch_ns:
+            processes.setdefault(each.engine, {}).update(dict.fromkeys(each.last_step, each.epoch_ns))
+    return engines, processes
 
 
 def _engines_by_host(store: Store, streams: Mapping[EngineKey, Sequence[Stream]]) -> dict[EngineKey, EngineRecords]:
@@ -219,7 +266,7 @@ def _engines_by_host(store: Store, streams: Mapping[EngineKey, Sequence[Stream]]
     for key, own in streams.items():
         low, high = _Served(own, ()).streamed
         around[key] = low - AROUND_NS, high + AROUND_NS
-    read = _read_steps(store, around, {})
+    read = {each.engine: each for each in _read_steps(store, around, {}) if not each.epoch_ns}
     boots = boots_of(store, {key: around[key] for key in read})
     on_host = {
         key: each.steps
@@ -257,30 +304,68 @@ def _first_tokens(
     }
 
 
-def _read_steps(store: Store, windows: Windows, requests: Mapping[EngineKey, Rows]) -> dict[EngineKey, _Read]:
+def _read_steps(store: Store, windows: Windows, requests: Mapping[EngineKey, Rows]) -> list[_Read]:
     """Return the steps of the engines that have some between these times. ``requests``: those that the engines finished."""
-    return {key: _steps(rows, requests.get(key)) for key, rows in rows_by_engine(store, _STEPS, windows, "recorded_at").items()}
+    read = rows_by_engine(store, _STEPS, windows, "recorded_at")
+    return [each for key, rows in read.items() for each in _by_process(key, rows, requests.get(key))]
 
 
-def _steps(rows: Rows, requests: Rows | None) -> _Read:
+def _by_process(engine: EngineKey, rows: Rows, requests: Rows | None) -> list[_Read]:
+    """Return the steps of an engine, by process if several ran at a time."""
     order = np.lexsort((rows["step"], rows["engine_epoch"]))
-    number, recorded = (rows[name][order].astype(np.int64) for name in ("step", "at_ns"))
+    rows = {name: column[order] for name, column in rows.items()}
+    number, recorded = (rows[name].astype(np.int64) for name in ("step", "at_ns"))
     ended_in = np.zeros(0, np.int64)
     if requests is not None:
         ended_in = steps_of_requests(requests["step"].astype(np.int64), requests["at_ns"].astype(np.int64), number, recorded)
+    epochs, first, at = np.unique(rows["engine_epoch"].astype(np.int64), return_index=True, return_inverse=True)
+    if not _run_beside(recorded, first) or _are_same(recorded, at):
+        return [_steps(engine, 0, rows, requests, ended_in)]
+    return [
+        _steps(engine, epoch, {name: column[low:high] for name, column in rows.items()}, *_within(requests, ended_in, low, high))
+        for epoch, low, high in zip(epochs.tolist(), first.tolist(), [*first[1:].tolist(), len(number)], strict=True)
+    ]
+
+
+def _run_beside(recorded: Ints, first: Ints) -> bool:
+    """Return whether processes ran at a time. ``first``: the index of the first step of each; those of one follow each other."""
+    begins, ends = np.minimum.reduceat(recorded, first), np.maximum.reduceat(recorded, first)
+    order = np.argsort(begins, kind="stable")
+    return bool((begins[order][1:] <= np.maximum.accumulate(ends[order])[:-1]).any())
+
+
+def _are_same(recorded: Ints, process: Ints) -> bool:
+    """Return whether processes recorded the same steps, as several API servers of one engine do."""
+    order = np.argsort(recorded, kind="stable")
+    is_near = (np.diff(process[order]) != 0) & (np.diff(recorded[order]) <= _SAME_STEP_NS)
+    return bool(np.count_nonzero(is_near) >= _SAME_SHARE * np.bincount(process).min())
+
+
+def _within(requests: Rows | None, ended_in: Ints, low: int, high: int) -> tuple[Rows | None, Ints]:
+    """Return the requests that ended in a range of the steps, and the indices of their steps in that range."""
+    if requests is None:
+        return None, ended_in
+    own = (ended_in >= low) & (ended_in < high)
+    return {name: column[own] for name, column in requests.items()}, ended_in[own] - low
+
+
+def _steps(engine: EngineKey, epoch_ns: int, rows: Rows, requests: Rows | None, ended_in: Ints) -> _Read:
+    """Convert rows in order. ``ended_in``: the index of the step in which each of the requests ended, -1: unknown."""
+    recorded = rows["at_ns"].astype(np.int64)
     steps = Steps(
-        number=number,
+        number=rows["step"].astype(np.int64),
         recorded_ns=recorded,
-        finished=np.bincount(ended_in[ended_in >= 0], minlength=len(number)).astype(np.float64),
-        interval_ns=1000 * rows["interval_us"][order].astype(np.float64),
-        **{name: rows[name][order].astype(np.float64) for name in _COLUMNS[1:]},
+        finished=np.bincount(ended_in[ended_in >= 0], minlength=len(recorded)).astype(np.float64),
+        interval_ns=1000 * rows["interval_us"].astype(np.float64),
+        **{name: rows[name].astype(np.float64) for name in _COLUMNS[1:]},
     )
     if requests is None:
-        return _Read(steps, {}, frozenset())
+        return _Read(engine, epoch_ns, steps, {}, frozenset())
     names = list(map(unquoted, requests["response_id"].tolist()))
     # By step: a response of several sequences ends with the last of them.
     by_step = np.argsort(ended_in, kind="stable").tolist()
     last_step = {names[row]: int(ended_in[row]) for row in by_step if ended_in[row] >= 0 and names[row]}
     is_reported = not np.isnan(rows["preempted"].astype(np.float64)).all()
     preempted = {names[row] for row in np.flatnonzero(requests["preemptions"] > 0).tolist()}
-    return _Read(steps, last_step, frozenset(names) - preempted - {""} if is_reported else frozenset())
+    never = frozenset(names) - preempted - {""} if is_reported else frozenset[str]()
+    return _Read(engine, epoch_ns, steps, last_step, never)

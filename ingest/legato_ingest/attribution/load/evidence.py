@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 
 from legato_ingest.attribution.load.by_engine import Window
 from legato_ingest.attribution.load.cpu_wait import cpu_samples
+from legato_ingest.attribution.load.engine_ids import process_key
 from legato_ingest.attribution.load.engines import load_engines
 from legato_ingest.attribution.load.scraped_metrics import scraped_metrics
 from legato_ingest.attribution.load.streams import stored_stalls
@@ -29,7 +30,7 @@ def load_evidence(store: Store, streams: Sequence[Stream]) -> list[Evidence]:
     groups: dict[EngineKey, list[Stream]] = {}
     others: list[Stream] = []
     for stream in named:
-        key = stream.tenant, stream.engine_id
+        key = process_key((stream.tenant, stream.engine_id), stream.engine_epoch_ns)
         own = groups.setdefault(key, []) if key in engines and engines[key].covers(stream) else others
         own.append(stream)
     cpu = cpu_samples(store, {key: _sampled(engines[key]) for key in groups})

@@ -12,10 +12,13 @@ from numpy.typing import NDArray
 
 from legato_ingest.definitions import CONTENT_KINDS, HOLD_STEP_US
 
-__all__ = ["SocketSamples", "Stream", "Vantage"]
+__all__ = ["UNKNOWN_PROCESS", "SocketSamples", "Stream", "Vantage"]
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+
+UNKNOWN_PROCESS = -1
+"""The start of a process if it is not known which process served a stream."""
 
 _HOLD_STEP_NS = 1000 * HOLD_STEP_US
 # Data lay unread if it arrived earlier before the read than this share of the gap, and than the resolution of the kernel's clock.
@@ -114,7 +117,9 @@ class Stream:
     server are judged: ``vantage`` is then ``server``, and ``judged`` and ``server`` are the same. ``clock`` identifies the clock of the
     judged times, as far as it is known; streams with the same value share a clock. ``server_boot`` identifies the host and boot of the
     server's clock, empty if unknown. ``is_open``: the stream is running, and its last gap, which alone is known, has not ended.
-    ``called``: what the request was sent to, as provider, address and port, each as far as it is known.
+    ``called``: what the request was sent to, as provider, address and port, each as far as it is known. ``engine_epoch_ns``: the start of
+    the process that served the stream, if several processes at a time have the id of the engine, else 0; ``UNKNOWN_PROCESS``: any of
+    them, or any data-parallel rank of the server with this id.
     """
 
     tenant: str
@@ -130,6 +135,7 @@ class Stream:
     vantage: str = "client"
     is_open: bool = False
     called: tuple[str, str, int | None] = ("", "", None)
+    engine_epoch_ns: int = 0
 
     @property
     def has_client(self) -> bool:

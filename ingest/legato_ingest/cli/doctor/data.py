@@ -1,4 +1,4 @@
-"""Checks of the received data: silent vantages, engines without steps, wrong clocks, rejections, and `legato serve` itself.
+"""Checks of the received data: silent vantages, engines without steps or with one id, wrong clocks, rejections, and `legato serve` itself.
 
 Each check is one query of the read endpoint about the last day at most. The data that should have arrived is not known, so a finding
 compares the present with the past.
@@ -52,6 +52,35 @@ FROM
 )
 GROUP BY engine_id
 ORDER BY streams DESC, engine_id"""
+# Engine ids under which several processes made steps at the same time, as they do with two nodes and the default id. A process that
+# was started again makes its first step after the last one of the process before.
+_SHARED_IDS = """
+SELECT engine_id, toUInt32(max(length(steps))) AS processes, any(hosts) AS hosts
+FROM
+(
+    SELECT tenant, engine_id, arraySort(groupArray((first_at, last_at))) AS steps
+    FROM
+    (
+        SELECT tenant, engine_id, engine_epoch, min(recorded_at) AS first_at, max(recorded_at) AS last_at
+        FROM engine_steps
+        WHERE received_at > now() - INTERVAL 1 HOUR
+        GROUP BY tenant, engine_id, engine_epoch
+    )
+    GROUP BY tenant, engine_id
+    HAVING arrayExists(
+        (place, step) -> step.1 + INTERVAL 10 SECOND < arrayMax(before -> before.2, arraySlice(steps, 1, place - 1)),
+        arraySlice(arrayEnumerate(steps), 2), arraySlice(steps, 2)
+    )
+) AS shared
+LEFT JOIN
+(
+    SELECT engine_id, toUInt32(uniqExact(host)) AS hosts
+    FROM node_samples
+    WHERE recorded_at > now() - INTERVAL 1 HOUR AND engine_id != ''
+    GROUP BY engine_id
+) AS sampled USING (engine_id)
+GROUP BY engine_id
+ORDER BY processes DESC, engine_id"""
 _CLOCKS = """
 -- A wrong clock is wrong by the same time for all streams. Streams that are late by very different times, or that were received together
 -- although they ended minutes apart, are a backlog that drains, or recordings that were sent later.
@@ -127,6 +156,20 @@ def engines(setup: Setup) -> Finding:
         )
     todo = "run `legato-gpu-agent` on its host with the engine's LEGATO_ENGINE_PIPE: without steps a server's part is `generation`"
     return fault(name, found, todo)
+
+
+def engine_ids(setup: Setup) -> Finding:
+    """Check whether an engine id stands for one engine. Several API servers of one vLLM, which look like several, are a warning."""
+    name = "engine ids"
+    rows = setup.reader.rows(_SHARED_IDS)
+    if not rows:
+        return well(name, "no two engines have one id")
+    several = [row for row in rows if row["hosts"] != 1]
+    shown = _shown(f"{row['engine_id']} ({row['processes']} processes)" for row in several or rows)
+    found = f"steps of several processes at the same time under one id: {shown}"
+    if several:
+        return fault(name, found, "set LEGATO_ENGINE_ID in the environment of each engine: the default id is the same on each node")
+    return warning(name, found, "set LEGATO_ENGINE_ID for each engine; several API servers of one vLLM (--api-server-count) look the same")
 
 
 def emitters_clocks(setup: Setup) -> Finding:
@@ -217,6 +260,7 @@ def _shown(items: Any) -> str:
 CHECKS = (
     Check("vantages", vantages, "read endpoint"),
     Check("engine steps", engines, "read endpoint"),
+    Check("engine ids", engine_ids, "read endpoint"),
     Check("emitters' clocks", emitters_clocks, "read endpoint"),
     Check("rejected", rejections, "read endpoint"),
     Check("instances", instances, "read endpoint"),

@@ -1,4 +1,4 @@
-"""Offsets between clocks as they are loaded: from the last content of each stream, however it is known."""
+"""Offsets between clocks as they are loaded: from the last byte of each complete stream."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from helpers.builders.spans import native_span, request
 from helpers.builders.world import MS, World
 from helpers.builders.world_spans import put, response_id, steps, stream
-from legato._timeline import pack
+from legato._timeline import Kind, pack
 from legato_ingest.attribution.load.clock_offsets import RecordedEnds, clock_offsets
 from legato_ingest.storage import Store
 
@@ -17,6 +17,7 @@ SKEW_NS = 40 * 1_000 * MS
 WORLD = World(offset_ns=SKEW_NS)
 KEY = ("", "e")
 ENDED_NS = int(WORLD.ends[-1])
+TEXT, USAGE, DONE = int(Kind.TEXT), int(Kind.USAGE), int(Kind.DONE)
 
 
 def ends() -> RecordedEnds:
@@ -26,18 +27,15 @@ def ends() -> RecordedEnds:
     return RecordedEnds(recorded, (low + SKEW_NS - 10**11, high + SKEW_NS + 10**11), (low, high))
 
 
-@pytest.mark.parametrize("without", ["", "ttft_us = NULL", "ttfo_us = NULL", "ttft_us = NULL, ttfo_us = NULL"])
-def test_the_offset_is_that_of_the_last_content(store: Store, without: str) -> None:
-    """From the first content and the gaps after it, or from the times of all chunks where the first content is unknown."""
+def test_the_offset_is_that_of_the_last_byte(store: Store) -> None:
+    """To the server and to the client, for the engine that finished the requests."""
     put(store, steps(WORLD, 4), ENDED_NS + SKEW_NS)
     for number in range(4):
         for vantage in ("server", "client"):
             put(store, stream(WORLD, vantage, number), ENDED_NS)
-    if without:
-        store.command(f"ALTER TABLE stream_revs UPDATE {without} WHERE 1 SETTINGS mutations_sync = 1")
     offsets = clock_offsets(store, {KEY: ends(), ("", "another"): ends(), ("other", "e"): ends()})
     own = offsets[KEY]
-    assert own.server is not None and abs(own.server[0] - SKEW_NS) < 2_000 and own.server[1] is None
+    assert own.server is not None and abs(own.server[0] - SKEW_NS) < 2 * MS and own.server[1] is None
     assert len(own.clients) == 1 and abs(next(iter(own.clients.values())) - SKEW_NS) < 60 * MS
     # The requests of an engine are those that this engine finished.
     assert offsets["", "another"].server == own.server
@@ -45,41 +43,36 @@ def test_the_offset_is_that_of_the_last_content(store: Store, without: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("times_ms", "outcome", "open_ms"),
+    ("chunks", "outcome", "offset"),
     [
-        ([3 * number for number in range(300)], "complete", 0),
-        ([at for number in range(100) for at in (20 * number, 20 * number + 1)], "complete", 0),
-        ([20 * number for number in range(100)], "client_cancel", 5_000),
-        ([20 * number for number in range(100)], "complete", 5_000),
-        ([0], "complete", 0),
+        # Each chunk is its time in ms and its kind.
+        ([(20 * number, TEXT) for number in range(100)], "complete", (SKEW_NS, None)),
+        # The end of the sequence is a token without text: the finish reason comes one step, here of 250 ms, after the last content.
+        ([*((20 * number, TEXT) for number in range(100)), (2_230, DONE), (2_230, USAGE), (2_230, DONE)], "complete", (SKEW_NS, None)),
+        ([(0, TEXT)], "complete", (SKEW_NS, None)),
+        # When the client left is no time of a step.
+        ([(20 * number, TEXT) for number in range(100)], "client_cancel", None),
     ],
-    ids=["3 ms a chunk", "in pairs", "left after a silence", "ended after a silence", "one chunk"],
+    ids=["a length", "the end of a sequence", "one chunk", "left"],
 )
-def test_the_last_content_is_exact(store: Store, times_ms: list[int], outcome: str, open_ms: int) -> None:
-    """Also where contents are nearer to each other than gaps are counted, and where the stream goes on without content."""
+def test_the_last_step_has_the_last_byte(
+    store: Store, chunks: list[tuple[int, int]], outcome: str, offset: tuple[int, int | None] | None
+) -> None:
+    """Whether or not it carried text: an offset from the last content would be too large by the length of a step."""
     put(store, steps(WORLD, 4), ENDED_NS + SKEW_NS)
     start_ns = ENDED_NS // 1000 * 1000 - 10**10
     attributes = {
         "legato.stream.vantage": "server",
         "legato.stream.outcome": outcome,
-        "legato.stream.timeline": pack([1_000 * at + 400_000 for at in times_ms], None, None, [1] * len(times_ms)),
+        "legato.stream.timeline": pack([1_000 * at + 400_000 for at, _ in chunks], None, None, [kind for _, kind in chunks]),
         "gen_ai.response.id": response_id(0),
         "legato.engine.id": "e",
     }
     body = request()
-    native_span(body, attributes, start_ns=start_ns, duration_ns=(400 + times_ms[-1] + open_ms + 1) * MS)
+    native_span(body, attributes, start_ns=start_ns, duration_ns=(400 + chunks[-1][0]) * MS)
     put(store, body, ENDED_NS)
-    last_ns = start_ns + (400 + times_ms[-1]) * MS
-    own = replace(ends(), recorded_ns={response_id(0): last_ns + SKEW_NS})
-    assert clock_offsets(store, {KEY: own})[KEY].server == (SKEW_NS, None)
-
-
-def test_a_stream_without_times_gives_no_offset(store: Store) -> None:
-    """A summary with a number of chunks says nothing about the time of the last one."""
-    put(store, steps(WORLD, 4), ENDED_NS + SKEW_NS)
-    put(store, stream(WORLD, "server"), ENDED_NS)
-    store.command("ALTER TABLE stream_revs UPDATE dt_us = [], chunk_kind = [], gap_sum_us = NULL WHERE 1 SETTINGS mutations_sync = 1")
-    assert clock_offsets(store, {KEY: ends()})[KEY].server is None
+    own = replace(ends(), recorded_ns={response_id(0): start_ns + (400 + chunks[-1][0]) * MS + SKEW_NS})
+    assert clock_offsets(store, {KEY: own})[KEY].server == offset
 
 
 def test_an_engine_without_requests_has_no_offsets(store: Store) -> None:

@@ -69,7 +69,7 @@ def test_no_verdict_depends_on_another_tenant(store: Store) -> None:
     Some have the tenant's response id.
     """
     put(store, stream(WORLD, "client"), RECEIVED_NS, "a")
-    put(store, stream(WORLD, "client", 1), RECEIVED_NS, "a")
+    put(store, stream(WORLD, "client", 1, outcome="client_cancel"), RECEIVED_NS, "a")
     put(store, steps(WORLD), RECEIVED_NS, "a")
     store.command("DELETE FROM engine_requests WHERE response_id = 'chatcmpl-2'")
     worker(store).step()
@@ -111,11 +111,7 @@ def test_a_stream_of_another_provider_has_no_engine(store: Store, provider: str,
     world = World(prefill={200: 3_000})
     put(store, steps(world), RECEIVED_NS)
     put(store, stream(world, "client"), RECEIVED_NS)
-    other = stream(world, "client", 1)
-    (span,) = other.resource_spans[0].scope_spans[0].spans
-    (named,) = (each for each in span.attributes if each.key == "gen_ai.provider.name")
-    named.value.string_value = provider
-    put(store, other, RECEIVED_NS)
+    put(store, stream(world, "client", 1, outcome="client_cancel", provider=provider), RECEIVED_NS)
     worker(store).step()
     rows = store.select("SELECT DISTINCT lower(hex(trace_id)) AS trace, engine_id FROM verdicts FINAL ORDER BY trace")
     assert [tuple(row) for row in rows] == [(trace_id(0).hex(), "e"), (trace_id(1).hex(), engine)]
@@ -138,3 +134,75 @@ def test_the_report_of_the_engine_decides_whether_a_request_was_preempted(
     worker(store).step()
     ((found, parts),) = store.select("SELECT toString(cause), parts FROM verdicts FINAL")
     assert found == cause and (cause == "kv_pressure" or parts["generation"] > 200 * MS), parts
+
+
+def _put_streams(store: Store, world: World, number: int) -> None:
+    for vantage in ("server", "client"):
+        put(store, stream(world, vantage, number), RECEIVED_NS)
+
+
+def _causes(store: Store) -> dict[str, tuple[str, str, int | None]]:
+    """Cause, confidence and first step of the only stall of each stream, by trace id."""
+    sql = "SELECT lower(hex(trace_id)), toString(cause), confidence, step_first FROM verdicts FINAL WHERE cause != 'base'"
+    rows = store.select(sql)
+    found = {trace: tuple(rest) for trace, *rest in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+def test_nodes_with_one_engine_id_are_apart(store: Store) -> None:
+    """Each stream is judged by the steps of the process that finished its request; a stream of which that is unknown, by none."""
+    nodes = World(prefill={200: 3_000}), World(seed=3, slow={150: 600 * MS}, offset_ns=2_000 * MS)
+    for number, world in enumerate(nodes):
+        put(store, steps(world, epoch_ns=5 + number, ended=[FinishedRequest(world.steps - 1, response_id(number))]), RECEIVED_NS)
+        _put_streams(store, world, number)
+    _put_streams(store, nodes[1], 2)
+    worker(store).step()
+    assert _causes(store) == {
+        trace_id(0).hex(): ("scheduling", "likely", 200),
+        trace_id(1).hex(): ("host", "likely", 150),
+        trace_id(2).hex(): ("generation", "likely", None),
+    }
+
+
+def test_two_api_servers_record_the_steps_of_one_engine(store: Store) -> None:
+    """The second one starts in the same minute and reports no state of the scheduler. Its steps are no other engine's."""
+    world = World(prefill={200: 3_000})
+    put(store, steps(world), RECEIVED_NS)
+    records = world.records()
+    seen = [Step(i, int(records.recorded_ns[i]) + 150_000, int(world.took[i]) // 1000) for i in range(1, world.steps)]
+    put(store, steps_request(Engine("e", 6), seen, [FinishedRequest(world.steps - 1, response_id(1))]), RECEIVED_NS)
+    for number in (0, 1):
+        _put_streams(store, world, number)
+    worker(store).step()
+    assert _causes(store) == {trace_id(number).hex(): ("scheduling", "likely", 200) for number in (0, 1)}
+
+
+@pytest.mark.parametrize(("has_ranks", "causes"), [(True, {"generation"}), (False, {"scheduling"})])
+def test_a_cancelled_stream_may_be_of_any_rank(store: Store, has_ranks: bool, causes: set[str]) -> None:
+    """The server's id is that of its first rank, too. Without a record of the request the steps of the first rank are no evidence."""
+    world = World(prefill={200: 3_000})
+    put(store, steps(world, 4), RECEIVED_NS)
+    store.command("DELETE FROM engine_requests WHERE response_id = 'chatcmpl-1'")
+    if has_ranks:
+        put(store, steps(World(seed=3), 0, engine_id="e/1"), RECEIVED_NS)
+    _put_streams(store, world, 1)
+    for vantage in ("server", "client"):
+        put(store, stream(world, vantage, outcome="client_cancel"), RECEIVED_NS)
+    worker(store).step()
+    found = _causes(store)
+    assert {found[trace_id(0).hex()][0]} == causes and found[trace_id(1).hex()][:2] == ("scheduling", "likely")
+    ((engine,),) = store.select("SELECT DISTINCT engine_id FROM verdicts FINAL")
+    assert engine == "e"
+
+
+@pytest.mark.parametrize(("outcome", "engine"), [("client_cancel", "e"), ("complete", "")])
+def test_a_complete_stream_without_a_record_is_of_another_engine(store: Store, outcome: str, engine: str) -> None:
+    """Behind one address are two engines, and one reports nothing: only an abandoned request is in no engine's records."""
+    world = World(prefill={200: 3_000})
+    put(store, steps(world), RECEIVED_NS)
+    put(store, stream(world, "client"), RECEIVED_NS)
+    put(store, stream(world, "client", 1, outcome=outcome), RECEIVED_NS)
+    worker(store).step()
+    rows = store.select("SELECT DISTINCT lower(hex(trace_id)) AS trace, engine_id FROM verdicts FINAL ORDER BY trace")
+    assert [tuple(row) for row in rows] == [(trace_id(0).hex(), "e"), (trace_id(1).hex(), engine)]

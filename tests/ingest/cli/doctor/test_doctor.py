@@ -379,7 +379,7 @@ def test_the_command(installation: Installation) -> None:
     }
     text, as_json = legato("doctor", environ=environ), legato("doctor", "--json", environ=environ)
     assert (text.returncode, as_json.returncode) == (0, 0), text.stdout
-    assert "0 faults, 0 warnings, 16 checks" in text.stdout
+    assert "0 faults, 0 warnings, 17 checks" in text.stdout
     assert [each["check"] for each in json.loads(as_json.stdout)] == list(installation.findings())
     wrong = legato("doctor", environ={**environ, "LEGATO_TOKEN": "wrong-token"})
     assert (
