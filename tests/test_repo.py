@@ -57,6 +57,7 @@ TESTED_BY = {
     "sdk/legato/_decode.py": "tests/sdk/test_formats.py",
     "sdk/legato/_items.py": "tests/sdk/test_wrap.py",
     "sdk/legato/_lines.py": "tests/sdk/test_formats.py",
+    "sdk/legato/_records.py": "tests/sdk/test_recorder.py",
     "sdk/legato/_route.py": "tests/sdk/test_provider.py",
     "sdk/legato/_scan.py": "tests/sdk/test_formats.py",
     "sdk/legato/_spans.py": "tests/sdk/test_recorder.py",
