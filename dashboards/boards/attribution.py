@@ -10,9 +10,11 @@ from dashboards.scales import word
 from dashboards.sql_fragments import DIMENSIONS, IN_RANGE, filters, rolled
 from legato_ingest import causes
 
-__all__ = ["NONE_JUDGED", "board"]
+__all__ = ["AT_CLIENTS", "NONE_JUDGED", "board"]
 
 _NONE = "no stall was judged"
+AT_CLIENTS = "A stall is judged at the client if there is one: with servers alone chosen, only those without a recorded client are here."
+"""What a description says of the stalls that it counts."""
 NONE_JUDGED = (
     "No stall of these streams was judged. They had no gap of 250 ms or more beyond a healthy step, or they are streams of a server with a "
     "recorded client: their stalls are judged at the client. Choose the client's service and vantage, or All."
@@ -201,12 +203,12 @@ def _figures() -> list[Any]:
         bars(
             "Stalled time by cause",
             "All parts of all stalls, also those that are not the main cause of their stall. Time that a delayed stream caught up later is "
-            "not subtracted.\n\n" + _MEANINGS,
+            f"not subtracted. {AT_CLIENTS}\n\n" + _MEANINGS,
             TIME_BY_CAUSE,
             "s",
             by_cause=True,
         ),
-        bars("Stalls by cause", "Each stall counts for its main cause.\n\n" + _MEANINGS, RATE, "short", by_cause=True),
+        bars("Stalls by cause", f"Each stall counts for its main cause. {AT_CLIENTS}\n\n" + _MEANINGS, RATE, "short", by_cause=True),
     ]
 
 
@@ -215,7 +217,7 @@ def _tables() -> list[Any]:
     return [
         rows(
             "Causes and confidence",
-            "proven and strong verdicts rest on the engine's own record of the step; likely ones on fewer vantages.",
+            f"proven and strong verdicts rest on the engine's own record of the step; likely ones on fewer vantages. {AT_CLIENTS}",
             BY_CAUSE,
             {"beyond healthy": "s", "in these stalls": "s"},
             width=12,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dashboards.boards.attribution import NONE_JUDGED, TIME_BY_CAUSE
+from dashboards.boards.attribution import AT_CLIENTS, NONE_JUDGED, TIME_BY_CAUSE
 from dashboards.boards.now import IN_FLIGHT
 from dashboards.panels import Kit, bars, lines, number, rows
 from dashboards.scales import word
@@ -176,7 +176,7 @@ def _first() -> list[Any]:
         bars(
             "Stalled time by cause",
             "Time that end users waited in gaps of 250 ms or more beyond a healthy step, by the cause that it was charged to. Jitter "
-            "attribution has the details, and the runbook what to do about each cause.",
+            f"attribution has the details, and the runbook what to do about each cause. {AT_CLIENTS}",
             TIME_BY_CAUSE,
             "s",
             width=9,
