@@ -203,17 +203,20 @@ def rows(served: Served, sql: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in reply.text.splitlines()]
 
 
-def verdicts(served: Served, names: dict[str, str]) -> list[dict[str, Any]]:
-    """Return the verdicts in the scorer's format, once the worker has judged everything that was sent."""
-    last = "SELECT toUnixTimestamp64Milli(max(received_at)) AS t FROM stream_revs"
+def verdicts(served: Served, names: dict[str, str], sent: int) -> list[dict[str, Any]]:
+    """Return the verdicts in the scorer's format, once the worker has judged all streams that were ``sent``."""
+    stored = "SELECT uniqExact(trace_id, span_id) AS n, toUnixTimestamp64Milli(max(received_at)) AS t FROM stream_revs"
     swept = "SELECT toUnixTimestamp64Milli(max(until)) AS t FROM attribution_runs"
     until = time.monotonic() + PATIENCE_S
-    # On a busy machine the first query may be answered before the first insert.
-    while not 0 < int(rows(served, last)[0]["t"]) <= int(rows(served, swept)[0]["t"]):
+    # On a busy machine a query may be answered before what was acknowledged is inserted.
+    while True:
+        (found,) = rows(served, stored)
+        if int(found["n"]) >= sent and int(found["t"]) <= int(rows(served, swept)[0]["t"]):
+            break
         if time.monotonic() > until:
             raise SystemExit(f"the worker did not judge within {PATIENCE_S} s")
         time.sleep(0.2)
-    found = rows(
+    judged = rows(
         served,
         "SELECT lower(hex(trace_id)) AS trace, toUnixTimestamp64Nano(start_time) + 1000 * gap_start_us AS start, 1000 * gap_us AS gap,"
         " cause, confidence, parts FROM verdicts FINAL WHERE cause != 'base' ORDER BY start, trace",
@@ -227,7 +230,7 @@ def verdicts(served: Served, names: dict[str, str]) -> list[dict[str, Any]]:
             "confidence": row["confidence"],
             "components_ns": {name: int(ns) for name, ns in row["parts"].items()},
         }
-        for row in found
+        for row in judged
     ]
 
 
@@ -243,7 +246,7 @@ def gaps_per_s(repeats: int = 5) -> tuple[float, int]:
     recorded = (np.cumsum(interval) + rng.exponential(5e5, total)).astype(np.int64)
     some = np.full(total, 8.0)
     zero = np.zeros(total)
-    steps = Steps(np.arange(total), recorded, interval, some, zero, zero, zero, some, some, zero, zero)
+    steps = Steps(np.arange(total), recorded, interval, some, zero, zero, zero, some, some, zero, zero, zero)
     start = np.sort(rng.integers(10**9, int(recorded[-1]) - 10**9, count))
     gap = rng.integers(10**8, 9 * 10**8, count)
     none = np.zeros(count, np.int64)
@@ -300,22 +303,23 @@ def main() -> None:
     files = [path.name.removesuffix(".jsonl.gz") for side in sides for path in given.recording.glob(f"{side}*.jsonl.gz")]
     names = {trace_of(str(record["id"])).hex(): str(record["id"]) for file in files for record in lines(given.recording, file)}
     with tempfile.TemporaryDirectory() as folder, serve_process(pathlib.Path(folder) / "store", **settings) as served:
-        streams = steps = samples = 0
+        streams = sent = steps = samples = 0
         if "engine" not in given.hide:
             steps = 0 if given.scrapes_only else send_steps(served, given.recording)
             samples += send_samples(served, engine_samples(given.recording))
         if "server" not in given.hide:
             samples += send_samples(served, socket_samples(given.recording))
             # Metrics are used only if middleware and agent report the same host and boot.
-            streams = send_streams(served, servers(given.recording), f"{HOST}::0" if given.scrapes_only else "")
+            sent = streams = send_streams(served, servers(given.recording), f"{HOST}::0" if given.scrapes_only else "")
         if "client" in sides:
             streams = send_streams(served, clients(given.recording))
-        found = verdicts(served, names)
+            sent += streams
+        found = verdicts(served, names, sent)
     given.out.write_text("".join(json.dumps(verdict) + "\n" for verdict in found), encoding="utf-8")
     speed, count = gaps_per_s()
     print(describe("chdb", "numpy"))
-    sent = f"{streams} streams, {steps:,} engine steps and {samples:,} node samples sent"
-    print(f"{sent}, {len(found):,} stalls judged; {os.path.basename(given.recording)}")
+    what = f"{streams} streams, {steps:,} engine steps and {samples:,} node samples sent"
+    print(f"{what}, {len(found):,} stalls judged; {os.path.basename(given.recording)}")
     print(json.dumps({"gaps_per_s": round(speed), "verdicts": len(found), "streams": streams, "n_gaps": count}))
 
 

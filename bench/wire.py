@@ -122,7 +122,7 @@ def events(stream: RecordedStream) -> Iterator[tuple[int, bytes, int]]:
 
 def play(stream: RecordedStream, worker: Stepped, clock: Clock, rng: random.Random) -> None:
     """Replay one recorded stream through the SDK, at its recorded times."""
-    start = stream.start_ns - anchor_ns
+    start = stream.start_ns - anchor_ns()
     clock.ns = start
     origin = Origin(
         model="demo",
@@ -201,7 +201,7 @@ def measure(streams: list[RecordedStream], snapshot_interval_ms: int, *, silence
     replaced = legato._stream
     replaced.worker = lambda: worker
     replaced = trace
-    replaced.get_tracer = provider.get_tracer
+    replaced.get_tracer_provider = lambda: provider
     for stream in streams:
         play(stream, worker, clock, rng)
     provider.force_flush()

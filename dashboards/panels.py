@@ -17,7 +17,7 @@ from grafana_foundation_sdk.models import heatmap as heatmaps
 
 from dashboards.cause_style import cells_by_cause, series_by_cause
 from dashboards.scales import sentence, thresholds, words
-from dashboards.sql_fragments import filters, with_chosen
+from dashboards.sql_fragments import IN_RANGE, filters, with_chosen
 from dashboards.target import DATASOURCE, TABLE, TIME_SERIES, Query
 
 __all__ = ["Kit", "bars", "distribution", "heat", "lines", "note", "number", "options", "rows"]
@@ -57,7 +57,8 @@ def number(title: str, description: str, sql: str, unit: str, scale: str = "", *
         word = [shapes.DynamicConfigValue("unit", "string"), shapes.DynamicConfigValue("mappings", words(scale))]
         panel = panel.override_by_name("state", word)
     return panel.override_by_regexp(
-        "/^(n( .*)?|of stalls|stalled for 2 s or more|for 8 s or more)$/", [shapes.DynamicConfigValue("unit", "short"), _plain_color()]
+        "/^(n( .*)?|of stalls|at gateways|at servers|stalled for 2 s or more|for 8 s or more)$/",
+        [shapes.DynamicConfigValue("unit", "short"), _plain_color()],
     )
 
 
@@ -78,7 +79,8 @@ def lines(
     points: bool = False,
     empty: str = "",
 ) -> Any:
-    """Curves over time; a gap in the data is a gap in the curve. Columns in ``units`` have a separate unit and axis.
+    """Curves over time. Legato's page leaves out what has no data; Grafana joins the points, because its limit for a gap is a fixed time,
+    and the interval of the points is not. Columns in ``units`` have a separate unit and axis.
 
     ``scale``: a name of ``scales.SCALES``; its limits are dashed lines, which the description explains.
     """
@@ -178,7 +180,7 @@ def note(title: str, content: str, *, width: int = 24, height: int = 4) -> Any:
 
 
 _NAMES = """SELECT DISTINCT if({column} = '', '(none)', {column}::String) AS name FROM {table}
-WHERE $__timeFilter(minute) ORDER BY name LIMIT 1000"""
+WHERE {within} ORDER BY name LIMIT 1000"""
 
 
 def _choice(name: str, column: str, source: str, first: str) -> dashboard.QueryVariable:
@@ -186,7 +188,7 @@ def _choice(name: str, column: str, source: str, first: str) -> dashboard.QueryV
 
     ``source``: a table with the column ``minute``, or a subquery, which may use the variables before this one.
     """
-    sql = _plain(_NAMES.format(column=column, table=source))
+    sql = _plain(_NAMES.format(column=column, table=source, within=IN_RANGE))
     current = shapes.VariableOption(selected=True, text=[first or "All"], value=[first or "$__all"])
     return (
         dashboard.QueryVariable(name)
@@ -290,7 +292,7 @@ class Kit:
 _RELEASES = f"""
 SELECT min(minute) AS time, concat('release ', service_name, ' ', service_version) AS title, 'its first stream' AS text
 FROM stream_minutes FINAL
-WHERE $__timeFilter(minute) AND streams > 0 AND service_version != ''
+WHERE {IN_RANGE} AND streams > 0 AND service_version != ''
     AND {filters()}
 GROUP BY service_name, service_version
 HAVING time > addMinutes($__fromTime, 2)
@@ -303,7 +305,7 @@ SELECT
     concat('goodput ', service_name, ' ', vantage) AS title,
     concat(toString(round(100 * sum(good) / sum(judged), 1)), ' % of ', toString(sum(judged)), ' streams') AS text
 FROM stream_minutes FINAL
-WHERE $__timeFilter(minute) AND judged > 0
+WHERE {IN_RANGE} AND judged > 0
     AND {filters()}
 GROUP BY time, service_name, vantage
 HAVING sum(judged) - sum(good) >= 3 AND sum(good) <= 0.8 * sum(judged)

@@ -7,7 +7,7 @@ next one. For ``by`` = time, B is the chosen range and A the range of equal leng
 
 from __future__ import annotations
 
-from dashboards.sql_fragments import chosen, chosen_last, every, filters, rolled, whole_hours
+from dashboards.sql_fragments import IN_RANGE, chosen, chosen_last, every, filters, rolled, whole_hours
 
 __all__ = ["AUTOMATIC", "BEGAN", "BY", "NAMES", "VALUES", "picks", "sides", "streams_of"]
 
@@ -49,7 +49,7 @@ FROM
 (
     SELECT {_VALUE} AS value
     FROM stream_minutes
-    WHERE $__timeFilter(minute) AND by_name != 'time'
+    WHERE {IN_RANGE} AND by_name != 'time'
         AND {filters()}
     GROUP BY value
 )"""
@@ -104,7 +104,7 @@ def sides(stem: str, alive: str, *, series: bool = False, minutes: bool = False)
     hours = "false" if minutes else f"$__interval_s % 3600 = 0 AND {_WHOLE}" if series else _WHOLE
     tables = "\n        UNION ALL\n".join(
         f"""        SELECT * FROM {stem}_{table} FINAL
-        WHERE minute >= {_LOW} AND minute <= $__toTime AND {condition} AND {alive} > 0
+        WHERE minute >= {_LOW} AND minute < $__toTime AND {condition} AND {alive} > 0
         AND {filters()}"""
         for table, condition in (("minutes", f"NOT ({hours})"), ("hours", f"({hours})"))
     )

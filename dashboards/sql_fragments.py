@@ -12,6 +12,8 @@ from collections.abc import Sequence
 __all__ = [
     "DIMENSIONS",
     "ENGINE",
+    "IN_RANGE",
+    "SECONDS_OF_POINT",
     "bar_bound",
     "chosen",
     "chosen_number",
@@ -25,6 +27,7 @@ __all__ = [
     "quantile",
     "rolled",
     "weighted_quantile",
+    "in_whole_minutes",
     "whole_hours",
     "with_chosen",
     "worst_minutes",
@@ -42,6 +45,12 @@ DIMENSIONS = {
     "transport": "transport",
 }
 ENGINE = {"tenant": "tenant", "engine": "engine_id"}
+IN_RANGE = "minute >= $__fromTime AND minute < $__toTime"
+"""The condition that a row's minute begins in the range. $__timeFilter would take the minute that begins at the end of the range, too."""
+# The whole minutes of the range: a rate leaves out the minute that still runs.
+_FIRST_WHOLE, _LAST_WHOLE = "toStartOfMinute($__fromTime + INTERVAL 59 SECOND)", "toStartOfMinute($__toTime)"
+SECONDS_OF_POINT = f"(least(time + $__interval_s, {_LAST_WHOLE}) - greatest(time, {_FIRST_WHOLE}))"
+"""The length in s of the whole minutes that are in the point ``time`` of a curve: less than an interval at both ends of a range."""
 _FINE, _COARSE = 16, 4
 # Grafana writes the values of a variable as `var-NAME=value&var-NAME=value`, percent-encoded. `shown` has the empty name, too, if `(none)`
 # is chosen. The dollar is in brackets, because Grafana's plugin would expand $__all as a macro.
@@ -108,6 +117,11 @@ def filters(variables: dict[str, str] | Sequence[str] = (), without: Sequence[st
     return "\n    AND ".join(_filter(variable, column) for variable, column in columns.items() if variable not in without)
 
 
+def in_whole_minutes(time: str) -> str:
+    """Return the condition that a time is in the minutes for which ``SECONDS_OF_POINT`` is the length."""
+    return f"{time} >= {_FIRST_WHOLE} AND {time} < {_LAST_WHOLE}"
+
+
 def whole_hours(low: str, high: str) -> str:
     """Return the condition that ``minute`` is in an hour of the rollups, which are hours of UTC, that lies between two times (SQL)."""
     return f"minute >= toStartOfHour({low} + INTERVAL 3599 SECOND, 'UTC') AND minute < toStartOfHour({high}, 'UTC')"
@@ -122,7 +136,7 @@ def rolled(stem: str, alive: str, *, series: bool = False, before: bool = False,
     """
     only = only or filters()
     low, high = ("$__fromTime - ($__toTime - $__fromTime)", "$__fromTime") if before else ("$__fromTime", "$__toTime")
-    within = f"minute >= {low} AND minute < {high}" if before else "$__timeFilter(minute)"
+    within = f"minute >= {low} AND minute < {high}"
     whole = whole_hours(low, high)
     hours = f"$__interval_s % 3600 = 0 AND {whole}" if series else whole
     return f"""FROM
@@ -186,7 +200,7 @@ def worst_minutes(only: str = "true") -> str:
     hours = f"SELECT toStartOfHour(minute) AS hour {rolled('stream', 'streams', only=only)} GROUP BY hour"
     return f"""SELECT minute
         FROM stream_minutes FINAL
-        WHERE $__timeFilter(minute) AND streams > 0 AND toStartOfHour(minute) IN
+        WHERE {IN_RANGE} AND streams > 0 AND toStartOfHour(minute) IN
             ({hours} ORDER BY max(gap_max_us) DESC, hour DESC LIMIT 50)
             AND {only}
         GROUP BY minute

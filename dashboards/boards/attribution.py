@@ -7,10 +7,19 @@ from typing import Any
 from dashboards.cause_style import GAP_CAUSES, order_of_causes
 from dashboards.panels import Kit, bars, number, rows
 from dashboards.scales import word
-from dashboards.sql_fragments import DIMENSIONS, filters, rolled
+from dashboards.sql_fragments import DIMENSIONS, IN_RANGE, filters, rolled
 from legato_ingest import causes
 
-__all__ = ["board"]
+__all__ = ["AT_CLIENTS", "NONE_JUDGED", "board"]
+
+_NONE = "no stall was judged"
+AT_CLIENTS = "A stall is judged at the client if there is one: with servers alone chosen, only those without a recorded client are here."
+"""What a description says of the stalls that it counts."""
+NONE_JUDGED = (
+    "No stall of these streams was judged. They had no gap of 250 ms or more beyond a healthy step, or they are streams of a server with a "
+    "recorded client: their stalls are judged at the client. Choose the client's service and vantage, or All."
+)
+"""Why a panel with causes has no data. A server's stalls are counted under its client's values, so it cannot say that there are none."""
 
 _STALLS, _STALLS_OVER_TIME = rolled("stall", "stalls"), rolled("stall", "stalls", series=True)
 _STREAMS = rolled("stream", "streams")
@@ -29,7 +38,7 @@ CROSS JOIN
     {_STREAMS}
 ) AS streams"""
 CHARGED = f"""
-SELECT sum(excess_us) / 1e6 AS "beyond healthy steps", sum(stalls) AS n
+SELECT sumOrNull(excess_us) / 1e6 AS "beyond healthy steps", sum(stalls) AS n
 {_STALLS}"""
 UNKNOWN = f"""
 SELECT sumIf(excess_us, cause = 'unknown') / nullIf(sum(excess_us), 0) AS "of stalled time",
@@ -40,8 +49,7 @@ SELECT sumIf(excess_us, cause IN {_COARSE}) / nullIf(sum(excess_us), 0) AS "of s
     {word("evidence missing", '"of stalled time"')} AS state, sum(stalls) AS n
 {_STALLS}"""
 MISSING = f"""
-SELECT sumIf(stalls, notEmpty(missing)) / nullIf(sum(stalls), 0) AS "of judged stalls",
-    {word("evidence missing", '"of judged stalls"')} AS state, sum(stalls) AS n
+SELECT sumIf(stalls, notEmpty(missing)) / nullIf(sum(stalls), 0) AS "of judged stalls", sum(stalls) AS n
 {_STALLS}"""
 TIME_BY_CAUSE = f"""
 SELECT time, cause, sum(ns) / 1e9 AS seconds
@@ -99,7 +107,7 @@ LIMIT 100"""
 _WORST_MINUTES = f"""
     SELECT minute
     FROM stall_minutes FINAL
-    WHERE $__timeFilter(minute) AND stalls > 0
+    WHERE {IN_RANGE} AND stalls > 0
         AND {filters()}
     GROUP BY minute
     ORDER BY sum(excess_us) DESC, minute DESC
@@ -153,17 +161,18 @@ def _figures() -> list[Any]:
         number(
             "Stalls judged",
             "Stalls of 250 ms or more that have a verdict, next to the number of all such gaps: those of clients, and those of servers "
-            "without a recorded client. If fewer have a verdict, the attribution is still running, or the gaps were healthy steps.",
+            "without a recorded client. If fewer have a verdict, the attribution is still running, the gaps were healthy steps, or only "
+            "servers are chosen: a stall of a stream with a client is judged at the client, so it counts under the client's service.",
             JUDGED,
             "short",
-            empty="no stalls",
+            empty=_NONE,
         ),
         number(
             "Stalled time",
             "The part of the stalls beyond the engine's healthy step. The panels below charge all of it to causes.",
             CHARGED,
             "s",
-            empty="no stalls",
+            empty=_NONE,
         ),
         number(
             "Cause unknown",
@@ -171,7 +180,7 @@ def _figures() -> list[Any]:
             UNKNOWN,
             "percentunit",
             "evidence missing",
-            empty="no stalls",
+            empty=_NONE,
         ),
         number(
             "Side known, cause unknown",
@@ -180,26 +189,26 @@ def _figures() -> list[Any]:
             COARSE,
             "percentunit",
             "evidence missing",
-            empty="no stalls",
+            empty=_NONE,
         ),
         number(
             "Stalls with a missing vantage",
-            "Share of the judged stalls without the evidence of the client, of the server or of the engine.",
+            "Share of the judged stalls without the evidence of the client, of the server or of the engine. Without clients it is 100 %: "
+            "then see their confidence below.",
             MISSING,
             "percentunit",
-            "evidence missing",
-            empty="no stalls",
+            empty=_NONE,
             width=8,
         ),
         bars(
             "Stalled time by cause",
             "All parts of all stalls, also those that are not the main cause of their stall. Time that a delayed stream caught up later is "
-            "not subtracted.\n\n" + _MEANINGS,
+            f"not subtracted. {AT_CLIENTS}\n\n" + _MEANINGS,
             TIME_BY_CAUSE,
             "s",
             by_cause=True,
         ),
-        bars("Stalls by cause", "Each stall counts for its main cause.\n\n" + _MEANINGS, RATE, "short", by_cause=True),
+        bars("Stalls by cause", f"Each stall counts for its main cause. {AT_CLIENTS}\n\n" + _MEANINGS, RATE, "short", by_cause=True),
     ]
 
 
@@ -208,7 +217,7 @@ def _tables() -> list[Any]:
     return [
         rows(
             "Causes and confidence",
-            "proven and strong verdicts rest on the engine's own record of the step; likely ones on fewer vantages.",
+            f"proven and strong verdicts rest on the engine's own record of the step; likely ones on fewer vantages. {AT_CLIENTS}",
             BY_CAUSE,
             {"beyond healthy": "s", "in these stalls": "s"},
             width=12,
@@ -220,7 +229,7 @@ def _tables() -> list[Any]:
             "not add up.",
             BUT_FOR,
             {"time saved at least": "percentunit", "time saved at most": "percentunit"},
-            empty="No stalls in this range, or none with a cause that can be removed in a computation.",
+            empty="No stall was judged under these values, or none with a cause that can be removed in a computation.",
             width=12,
             causes=("cause",),
         ),
@@ -230,7 +239,7 @@ def _tables() -> list[Any]:
             "stalled, and one of these streams.",
             ROOT_CAUSES,
             {"beyond healthy": "s", "longest": "s"},
-            empty="No stalls in this range, or none that was traced to an engine step. That needs recorded steps of the engine.",
+            empty="No stall was judged under these values, or none was traced to an engine step, which needs recorded steps of the engine.",
             links={"engine": "/d/legato-nodes/nodes?var-engine=${__value.raw}&${__url_time_range}"},
             causes=("cause",),
         ),
@@ -247,7 +256,7 @@ def _tables() -> list[Any]:
             "SDK to the client. `server`: add the middleware. `engine`: run the plugin and its agent.",
             MISSING_BY,
             {"share": "percentunit"},
-            empty="No stalls in this range, or all of them were judged with the evidence of client, server and engine.",
+            empty="No stall was judged under these values, or all of them with the evidence of client, server and engine.",
             width=8,
         ),
         rows(
@@ -269,7 +278,7 @@ def board() -> Kit:
         "Legato · Jitter attribution",
         "The causes that stalls were charged to, from the chunks at both ends and the engine's steps in between.",
         variables=DIMENSIONS,
-        empty="No stalls: no judged stream of this range with the selected values had a gap of 250 ms or more beyond a healthy step.",
+        empty=NONE_JUDGED,
     )
     kit.add(*_figures(), *_tables())
     return kit

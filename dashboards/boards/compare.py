@@ -89,11 +89,15 @@ FROM
     GROUP BY time
 )
 ORDER BY time"""
+# A server's stalls are judged at its client: a side with stalls and without any verdict has no known causes, which is not 0.
+_KNOWN = "sum({0}_named) OVER () > 0 OR {0}_stalls = 0"
 BY_CAUSE = f"""
 {_PICKS}
 SELECT
-    cause, 1000 * a_ns / 1e9 / nullIf(n_a, 0) AS "A", 1000 * b_ns / 1e9 / nullIf(n_b, 0) AS "B",
-    "B" - "A" AS "B − A", a_named AS "stalls of A", b_named AS "stalls of B", n_a AS "n of A", n_b AS "n of B"
+    cause, if({_KNOWN.format("a")}, 1000 * a_ns / 1e9 / nullIf(n_a, 0), NULL) AS "A",
+    if({_KNOWN.format("b")}, 1000 * b_ns / 1e9 / nullIf(n_b, 0), NULL) AS "B", "B" - "A" AS "B − A",
+    if({_KNOWN.format("a")}, a_named, NULL) AS "stalls of A", if({_KNOWN.format("b")}, b_named, NULL) AS "stalls of B",
+    n_a AS "n of A", n_b AS "n of B"
 FROM
 (
     SELECT
@@ -113,10 +117,12 @@ FROM
 ) AS charged
 CROSS JOIN
 (
-    SELECT sumIf(timed_streams, side = 'A') AS n_a, sumIf(timed_streams, side = 'B') AS n_b
+    SELECT
+        sumIf(timed_streams, side = 'A') AS n_a, sumIf(timed_streams, side = 'B') AS n_b,
+        sumIf(stalls_250ms, side = 'A') AS a_stalls, sumIf(stalls_250ms, side = 'B') AS b_stalls
     {sides("stream", "streams")}
 ) AS counted
-WHERE cause != 'base' AND a_ns + b_ns + a_named + b_named > 0
+WHERE by_name != 'vantage' AND cause != 'base' AND a_ns + b_ns + a_named + b_named > 0
 ORDER BY coalesce(abs("B − A"), "A", "B") DESC, {order_of_causes()}"""
 
 _WORST_MINUTES = f"""
@@ -136,7 +142,6 @@ ORDER BY side, gap_max_us DESC, stream, vantage
 LIMIT 20 BY side"""
 
 _SHARES = {"share of A": "percentunit", "share of B": "percentunit", "B − A": "percentunit"}
-_OPEN = "/d/legato-attribution/attribution?var-${__data.fields.dimension}=${__value.raw}&${__url_time_range}"
 
 
 def _figures() -> list[Any]:
@@ -159,10 +164,9 @@ def _figures() -> list[Any]:
         rows(
             "Selections",
             "The values of A and B, with their streams. (automatic): A has the value with most streams, B the next one. By time, B is the "
-            "chosen range and A the range of equal length before it. A value leads to its causes on the dashboard Jitter attribution.",
+            "chosen range and A the range of equal length before it.",
             SELECTED,
             height=5,
-            links={"value": _OPEN},
         ),
         beside.override_by_name("result", result),
     ]
@@ -205,11 +209,12 @@ def _reasons() -> list[Any]:
         rows(
             "Stalled time per 1,000 streams, by cause",
             "Time beyond healthy steps that was charged to each cause, per 1,000 streams of a side, largest difference first. The stalls "
-            "of A and of B are numbers, not per 1,000; each counts for its main cause. n is streams. Those not judged yet are missing.",
+            "of A and of B are numbers, not per 1,000; each counts for its main cause. n is streams. Those not judged yet are missing, "
+            "and so is a side of servers with clients: its stalls are judged at the client.",
             BY_CAUSE,
             {"A": "s", "B": "s", "B − A": "s"},
             causes=("cause",),
-            empty="No stalls: no judged stream of A or B had a gap of 250 ms or more beyond a healthy step.",
+            empty="No stall of A or B was judged. A stall is judged at one vantage, so vantages have no causes to compare.",
         ),
         rows(
             "What else differs",

@@ -7,6 +7,7 @@ from typing import Any
 from dashboards.boards.engine_choice import SAMPLED
 from dashboards.panels import lines
 from dashboards.sample_sql import MEAN, growth, observed, values
+from dashboards.sql_fragments import SECONDS_OF_POINT, in_whole_minutes
 
 __all__ = ["gpus", "hosts", "prefix_cache", "scraped"]
 
@@ -61,9 +62,10 @@ def _either(own: str, foreign: str) -> str:
 
 SCRAPED_TOKENS = f"""
 SELECT
-    $__timeInterval(at) AS time, engine, {_either(*_TOKENS)} / greatest(60, $__interval_s) AS "tokens per second",
-    60 * {_either(*_PREEMPTED)} / greatest(60, $__interval_s) AS "preempted per minute"
+    $__timeInterval(at) AS time, engine, {_either(*_TOKENS)} / {SECONDS_OF_POINT} AS "tokens per second",
+    60 * {_either(*_PREEMPTED)} / {SECONDS_OF_POINT} AS "preempted per minute"
 FROM ({_growth(", ".join(f"'{name}'" for name in (*_TOKENS, *_PREEMPTED)), "engine_id AS engine")})
+WHERE {in_whole_minutes("at")}
 GROUP BY time, engine
 ORDER BY time, engine"""
 _DRAFTED = ("legato.engine.speculation.draft_tokens", "vllm:spec_decode_num_draft_tokens_total")
@@ -101,8 +103,9 @@ ORDER BY time, gpu"""
 _THROTTLED = "concat(if(host = '', engine_id, host), ' · ', attributes['hw.id']) AS gpu, attributes['reason'] AS reason"
 THROTTLE = f"""
 SELECT
-    $__timeInterval(at) AS time, concat(gpu, ' · ', reason) AS why, sum(grown) / greatest(60, $__interval_s) AS "share of time"
+    $__timeInterval(at) AS time, concat(gpu, ' · ', reason) AS why, sum(grown) / {SECONDS_OF_POINT} AS "share of time"
 FROM ({_growth("'hw.gpu.throttle.time'", _THROTTLED)})
+WHERE {in_whole_minutes("at")}
 GROUP BY time, why
 ORDER BY time, why"""
 POWER = f"""

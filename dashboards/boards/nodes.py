@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from dashboards.boards.engine_choice import ENGINES, HOSTS, KNOWN, STALLED, STEPPED, VARIABLES
+from dashboards.boards.engine_choice import ENGINES, HOSTS, KNOWN, STEPPED, VARIABLES
 from dashboards.boards.node_samples import gpus, hosts, prefix_cache, scraped
 from dashboards.panels import Kit, lines, rows
-from dashboards.sql_fragments import filters, quantile, rolled
+from dashboards.sql_fragments import IN_RANGE, SECONDS_OF_POINT, filters, in_whole_minutes, quantile, rolled
 
 __all__ = ["board"]
 
 _ENGINES = f"""FROM
 (
     SELECT * FROM engine_minutes FINAL
-    WHERE $__timeFilter(minute) AND steps > 0
+    WHERE {IN_RANGE} AND steps > 0
     AND {STEPPED}
 )"""
 
@@ -28,8 +28,9 @@ GROUP BY time, engine
 ORDER BY time, engine"""
 PREEMPTIONS = f"""
 SELECT
-    $__timeInterval(minute) AS time, engine_id AS engine, 60 * sum(preempted) / greatest(60, $__interval_s) AS "preempted per minute"
+    $__timeInterval(minute) AS time, engine_id AS engine, 60 * sum(preempted) / {SECONDS_OF_POINT} AS "preempted per minute"
 {_ENGINES}
+WHERE {in_whole_minutes("minute")}
 GROUP BY time, engine
 ORDER BY time, engine"""
 WORK = f"""
@@ -73,8 +74,8 @@ SELECT $__timeInterval(minute) AS time, concat(engine_id, ' · ', cause) AS what
 FROM
 (
     SELECT * FROM stall_minutes FINAL
-    WHERE $__timeFilter(minute) AND stalls > 0 AND engine_id != ''
-    AND {STALLED}
+    WHERE {IN_RANGE} AND stalls > 0 AND engine_id != ''
+    AND {STEPPED}
 )
 GROUP BY time, what
 ORDER BY time, what"""
@@ -156,10 +157,10 @@ def _engines() -> list[Any]:
         lines("Running and waiting", "Requests in the batch and in the queue. With a persistent queue TTFT grows.", QUEUE, "short"),
         lines(
             "Stalls charged to each engine",
-            "Stalls by engine and cause, by the minute in which their stream began.",
+            "Stalls of all streams by engine and cause, by the minute in which their stream began.",
             STALLS,
             "short",
-            empty="No stalls: no judged stream of the chosen engines had a gap of 250 ms or more beyond a healthy step.",
+            empty="No stall was charged to the chosen engines: no judged stream had a gap of 250 ms or more beyond their healthy steps.",
         ),
     ]
 

@@ -14,14 +14,18 @@ __all__ = ["board"]
 _VARIABLES = {"tenant": "tenant", "service": "service_name", "model": "model", "vantage": "vantage"}
 _WHICH = filters(_VARIABLES)
 
+# A stream is known at each of its vantages and counts once.
+_STREAMS = "uniqExact(tenant, trace_id)"
 IN_FLIGHT = f"""
 SELECT
-    sum(streams) AS "in flight", (SELECT count() FROM stalled_streams WHERE {_WHICH}) AS "stalled for 2 s or more",
-    (SELECT countIf(reported_us >= 8000000) FROM stalled_streams WHERE {_WHICH}) AS "for 8 s or more"
+    sumIf(streams, vantage = 'client') AS "at clients", sumOrNullIf(streams, vantage = 'gateway') AS "at gateways",
+    sumOrNullIf(streams, vantage = 'server') AS "at servers",
+    (SELECT {_STREAMS} FROM stalled_streams WHERE {_WHICH}) AS "stalled for 2 s or more",
+    (SELECT {_STREAMS} FROM stalled_streams WHERE silence_us >= 8000000 AND {_WHICH}) AS "for 8 s or more"
 FROM streams_in_flight
 WHERE {_WHICH}"""
 LONGEST = f"""
-SELECT maxOrNull(silence_us) / 1e6 AS "longest open gap", {word("gap", '"longest open gap"')} AS state, count() AS n
+SELECT maxOrNull(silence_us) / 1e6 AS "longest open gap", {word("gap", '"longest open gap"')} AS state, {_STREAMS} AS n
 FROM stalled_streams
 WHERE {_WHICH}"""
 OVER_TIME = f"""
@@ -47,15 +51,20 @@ WHERE $__timeFilter_ms(recorded_at) AND NOT resumed
     AND {_WHICH}
 GROUP BY time, service
 ORDER BY time, service"""
+# A verdict of an earlier gap of the stream is not the cause of this one. The verdict of this gap is at one of the stream's vantages.
 STALLED = f"""
 SELECT
     lower(hex(trace_id)) AS stream, vantage, service_name AS service, model,
     max(engine_id::String) OVER (PARTITION BY tenant, trace_id) AS engine, silence_us / 1e6 AS "silent for", start_time AS started,
-    if(gap_start_us = 0, 'waits for its first output', if(newest = '', 'not judged yet', newest)) AS "cause so far"
+    multiIf(
+        gap_start_us = 0, 'waits for its first output',
+        newest.2 = gap_start_us, newest.1,
+        maxIf(newest.1, newest.2 = gap_start_us) OVER (PARTITION BY tenant, trace_id) AS at_another != '', at_another,
+        'not judged yet') AS "cause so far"
 FROM stalled_streams
 LEFT JOIN
 (
-    SELECT tenant, start_time, trace_id, span_id, argMax(cause::String, gap_start_us) AS newest
+    SELECT tenant, start_time, trace_id, span_id, argMax((cause::String, gap_start_us), gap_start_us) AS newest
     FROM verdicts FINAL
     WHERE cause != 'base' AND judged_at > now64(3) - INTERVAL 1 HOUR
         AND (tenant, start_time, trace_id, span_id) IN (SELECT tenant, start_time, trace_id, span_id FROM stalled_streams)
@@ -80,7 +89,8 @@ def _panels() -> list[Any]:
     return [
         number(
             "In flight now",
-            "Running streams as applications report them every 5 s, and those of them that have had no content for 2 s or more.",
+            "Running streams as applications report them every 5 s: one that is recorded at the client and at a server is in flight at "
+            "both. Those of them that have had no content for 2 s or more count once.",
             IN_FLIGHT,
             "short",
             width=12,

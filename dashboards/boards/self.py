@@ -7,7 +7,7 @@ from typing import Any
 from dashboards.panels import Kit, bars, lines, number, rows
 from dashboards.sample_sql import growth, values
 from dashboards.scales import word
-from dashboards.sql_fragments import rolled
+from dashboards.sql_fragments import SECONDS_OF_POINT, in_whole_minutes, rolled
 from legato_ingest.emitters import EMITTERS
 from legato_ingest.quoting import parameter
 
@@ -25,10 +25,11 @@ ORDER BY time, what"""
 
 def _rates(metrics: str, named: str) -> str:
     return f"""
-SELECT $__timeInterval(at) AS time, what, 60 * sum(grown) / greatest(60, $__interval_s) AS "per minute"
+SELECT $__timeInterval(at) AS time, what, 60 * sum(grown) / {SECONDS_OF_POINT} AS "per minute"
 FROM
 ({growth(metrics, f"{named} AS what")}
 )
+WHERE {in_whole_minutes("at")}
 GROUP BY time, what
 ORDER BY time, what"""
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from dashboards.boards.attribution import TIME_BY_CAUSE
+from dashboards.boards.attribution import AT_CLIENTS, NONE_JUDGED, TIME_BY_CAUSE
 from dashboards.boards.now import IN_FLIGHT
 from dashboards.panels import Kit, bars, lines, number, rows
 from dashboards.scales import word
-from dashboards.sql_fragments import DIMENSIONS, filters, quantile, rolled, worst_minutes
+from dashboards.sql_fragments import DIMENSIONS, SECONDS_OF_POINT, filters, in_whole_minutes, quantile, rolled, worst_minutes
 from legato_ingest.objectives import TARGET, TARGETS
 
 __all__ = ["board"]
@@ -24,8 +24,9 @@ def _up_to_worst(level: float, buckets: str) -> str:
 TRAFFIC = f"""
 SELECT
     $__timeInterval(minute) AS time, concat(service_name, ' · ', vantage) AS service,
-    60 * sum(streams) / greatest(60, $__interval_s) AS "streams per minute"
+    60 * sum(streams) / {SECONDS_OF_POINT} AS "streams per minute"
 {_SERIES}
+WHERE {in_whole_minutes("minute")}
 GROUP BY time, service
 ORDER BY time, service"""
 GOODPUT = f"""
@@ -150,14 +151,15 @@ _SECONDS = {name: "s" for name in ("p99 of p99 gap", "p99 max gap", "worst gap",
 def _first() -> list[Any]:
     """The first row: traffic, in flight, goodput, stalled time by cause."""
     return [
-        lines("Traffic", "Streams that began per minute, by service and vantage.", TRAFFIC, "short", width=7, height=7),
+        lines("Traffic", "Streams that began per minute, by service and vantage.", TRAFFIC, "short", width=7, height=8),
         number(
             "In flight now",
-            "Streams that run at this moment, whatever the time range, and those of them that have had no content for 2 s or more. The "
+            "Streams that run at this moment, whatever the time range, at clients and at servers, and those of them that have had no "
+            "content for 2 s or more, each once. The "
             "filters of release, provider, route and transport do not apply. The dashboard Now lists the stalled ones.",
             IN_FLIGHT,
             "short",
-            height=7,
+            height=8,
             empty="no stream is reported",
         ),
         number(
@@ -168,19 +170,19 @@ def _first() -> list[Any]:
             GOODPUT,
             "percentunit",
             "goodput",
-            height=7,
+            height=8,
             empty="no stream has ended",
         ),
         bars(
             "Stalled time by cause",
             "Time that end users waited in gaps of 250 ms or more beyond a healthy step, by the cause that it was charged to. Jitter "
-            "attribution has the details, and the runbook what to do about each cause.",
+            f"attribution has the details, and the runbook what to do about each cause. {AT_CLIENTS}",
             TIME_BY_CAUSE,
             "s",
             width=9,
-            height=7,
+            height=8,
             by_cause=True,
-            empty="No stalls: no judged stream of this range had a gap of 250 ms or more beyond a healthy step.",
+            empty=NONE_JUDGED,
         ),
     ]
 

@@ -45,6 +45,8 @@ def address_of(url: str) -> Address | pathlib.Path:
         raise SettingsError(
             f"LEGATO_STORE contains a password, which other users can see: set LEGATO_STORE_PASSWORD instead; expected {_FORM}"
         )
+    if parts.scheme == "chdb" and ("?" in url or "#" in url):
+        raise SettingsError(f"LEGATO_STORE is a path with `?` or `#`, where a URL's path ends: name a folder without; expected {_FORM}")
     if parts.scheme == "chdb" and parts.path.startswith("/") and not parts.netloc:
         return pathlib.Path(parts.path)
     if parts.scheme not in ("clickhouse", "clickhouses") or not parts.hostname or not _is_plain(parts):

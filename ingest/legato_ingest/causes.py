@@ -58,7 +58,7 @@ Rule = Literal[
     "duration explained",
     "sent at once",
     "delivered at once",
-    "separate reads",
+    "no release",
     "socket empty",
     "socket unread",
     "buffered",
@@ -194,7 +194,7 @@ CAUSES = (
         color="#44AA99",
         group="path",
         confidence="strong",
-        excluded_by=(_DELIVERED, ("separate reads", "the chunks arrived in separate reads")),
+        excluded_by=(_DELIVERED, ("no release", "no usual release of a buffer ended the gap")),
         replay="delay",
     ),
     Cause(

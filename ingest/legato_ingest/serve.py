@@ -18,7 +18,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -226,7 +226,7 @@ def _serve_store(settings: Settings, metrics: Metrics, store: Store, listeners: 
     gc.set_threshold(100_000, 50, 100)
     sys.setswitchinterval(_SWITCH_S)
     with workers.closing(committer), trying_aside(aside, stopping), contextlib.closing(probe), contextlib.closing(conversions):
-        uvloop.run(_run(apps, listeners, receiver, conversions, store, settings, stopping))
+        uvloop.run(_run(apps, listeners, receiver, conversions, store, settings, stopping, workers.stop))
 
 
 def _is_ready(probe: Store, migrations: Sequence[migrate.Migration], committer: Committer) -> bool:
@@ -269,6 +269,7 @@ async def _run(
     store: Store,
     settings: Settings,
     stopping: threading.Event,
+    stop_workers: Callable[[], None],
 ) -> None:
     grpc = _grpc_server(settings, receiver, listeners.certificate, listeners.grpc) if listeners.grpc else None
     if grpc is None:
@@ -278,6 +279,8 @@ async def _run(
 
     def stop() -> None:
         stopping.set()
+        # Now: the listeners may take ten seconds to end.
+        stop_workers()
         for server, _ in servers:
             server.should_exit = True
         # A query may run for another 30 s, and its client is disconnected.

@@ -21,7 +21,6 @@ from legato_ingest.errors import SettingsError
 
 __all__ = ["Settings", "deprecations", "load"]
 
-
 # Fields with an earlier name. The variable of the earlier name still works; the variable of the new name takes precedence.
 _EARLIER_NAMES = {
     "tenant_in_flight_bytes_max": "tenant_waiting_bytes_max",
@@ -194,32 +193,31 @@ class Settings(BaseSettings):
     retention_days: int = Field(
         90,
         ge=0,
-        le=36_500,
+        le=20_000,
         description=(
             "Days for which streams, engine steps, samples and verdicts are kept. Older streams, steps and samples are also "
-            "rejected on receipt. 0: no limit"
+            "rejected on receipt. At most 20,000; 0: no limit"
         ),
     )
     retention_timelines_days: int = Field(
         0,
         ge=0,
-        le=36_500,
-        description=(
-            "Days for which raw timelines are kept. The statistics of the streams stay. 0: timelines are kept as long as their streams"
-        ),
+        le=20_000,
+        description="Days for which raw timelines are kept, at most 20,000. The statistics of a stream stay. 0: as long as their streams",
     )
     retention_rollups_days: int = Field(
         400,
         ge=0,
-        le=36_500,
+        le=20_000,
         description=(
             "Days for which the rollups and the changes in chunking are kept; the 5-minute rollup of node samples at least as long as the "
-            "samples. 0: no limit"
+            "samples. At most 20,000; 0: no limit"
         ),
     )
     body_bytes_max: int = Field(
         64 * 2**20,
         ge=1,
+        le=2**31 - 1,
         description="Largest request body in bytes, before and after decompression. Larger requests get 413",
     )
     queue_bytes_max: int = Field(
@@ -361,11 +359,11 @@ class Settings(BaseSettings):
 
     @property
     def store_path(self) -> pathlib.Path:
-        """The embedded store's folder. Raises ``SettingsError`` if the store is a server."""
+        """The embedded store's folder, whichever link names it, as for its lock. Raises ``SettingsError`` if the store is a server."""
         address = address_of(self.store)
         if isinstance(address, Address):
             raise SettingsError(f"LEGATO_STORE is {address}: this command needs an embedded store (chdb:///absolute/path)")
-        return address
+        return pathlib.Path(os.path.realpath(address))
 
     @property
     def server(self) -> Address | None:

@@ -1,7 +1,8 @@
 """`legato.instrument_aiohttp()`: records the streamed responses of the package aiohttp.
 
 The patched function is the session's ``_request``, through which all requests pass; ``response.content`` is replaced by a reader that
-records what it reads. aiohttp decompresses before, so the bytes are those of the events and not those on the wire.
+records what it reads. aiohttp decompresses before, unless the application asked for the body as it is, so the bytes are those of the
+events and not those on the wire.
 """
 
 from __future__ import annotations
@@ -72,13 +73,20 @@ def _patched(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
         with guard("instrument_aiohttp"):
             # A middleware of the application may have read it.
             is_read = getattr(response, "_body", None) is not None
-            recorder = sent.answered(response.status, response.headers, is_decoded=True, is_read=is_read)
+            is_decoded = _decompresses(self, more)
+            recorder = sent.answered(response.status, response.headers, is_decoded=is_decoded, is_read=is_read)
             if recorder is not None:
                 with attaching("instrument_aiohttp", recorder):
                     _attach(recorder, response)
         return response
 
     return request
+
+
+def _decompresses(session: Any, more: dict[str, Any]) -> bool:
+    """Whether the session decompresses the response of a request with these arguments. A proxy passes it on as it is."""
+    chosen = more.get("auto_decompress")
+    return bool(getattr(session, "_auto_decompress", True) if chosen is None else chosen)
 
 
 def _sent(session: Any, method: str, url: Any, more: dict[str, Any]) -> SentRequest:

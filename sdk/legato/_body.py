@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 
 from legato._decode import Decoder, decoder_of
+from legato._formats import Format
 from legato._lines import ArrayScanner, LineScanner, PartScanner, RawScanner
 from legato._pace import breathe
 from legato._scan import Scan
@@ -49,24 +50,37 @@ class Body:
     """The reads of one body. ``scan`` is the scanner that they go to, once that is known.
 
     ``content_type``: empty if unknown. ``expects_end``: a body that ends without any event was cut. ``is_array``: the body of Gemini's API
-    without server-sent events.
+    without server-sent events. ``format``: that of server-sent events; ``None``: recognise it.
     """
 
     __slots__ = ("_decoder", "_is_unknown", "_waiting", "feed", "scan")
 
-    def __init__(self, content_type: str = EVENT_STREAM, encoding: str = "", *, expects_end: bool = False, is_array: bool = False) -> None:
-        self.scan: Scan = _scanner_of(media_type(content_type), is_array)
+    def __init__(
+        self,
+        content_type: str = EVENT_STREAM,
+        encoding: str = "",
+        *,
+        expects_end: bool = False,
+        is_array: bool = False,
+        format: Format | None = None,
+    ) -> None:
+        self.scan: Scan = _scanner_of(media_type(content_type), is_array, format)
         self.scan.response.expects_end = expects_end and media_type(content_type) == EVENT_STREAM
         self._is_unknown = not content_type
         self._waiting: list[tuple[int, bytes]] | None = [] if media_type(content_type) in ("", PLAIN_TEXT) else None
         self._decoder: Decoder | None = None
-        if encoding.strip().lower() not in ("", "identity"):
-            self._decoder = decoder_of(encoding.strip().lower())
+        self.feed: Callable[[int, bytes], None]
+        """``feed(time_ns, data)`` adds the bytes of one read: to the scanner itself if nothing stands between."""
+        self.compressed(encoding)
+
+    def compressed(self, encoding: str) -> None:
+        """The reads will be compressed with this content encoding, if it is one. To be called before the first read."""
+        encoding = encoding.strip().lower()
+        if encoding not in ("", "identity"):
+            self._decoder = decoder_of(encoding)
             if self._decoder is None:
                 self._give_up()
-        is_direct = self._waiting is None and self._decoder is None
-        self.feed: Callable[[int, bytes], None] = self.scan.feed if is_direct else self._feed
-        """``feed(time_ns, data)`` adds the bytes of one read: to the scanner itself if nothing stands between."""
+        self.feed = self.scan.feed if self._waiting is None and self._decoder is None else self._feed
 
     def _feed(self, time_ns: int, data: bytes) -> None:
         if self._decoder is None:
@@ -133,9 +147,9 @@ class Body:
         self.scan, self._decoder, self._waiting = raw, None, None
 
 
-def _scanner_of(kind: str, is_array: bool) -> Scan:
+def _scanner_of(kind: str, is_array: bool, format: Format | None) -> Scan:
     if is_array:
         return ArrayScanner()
     if kind == EVENT_STREAM:
-        return Scanner(None)
+        return Scanner(format)
     return LineScanner() if kind in _LINES else RawScanner()

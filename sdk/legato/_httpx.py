@@ -19,10 +19,11 @@ from legato._context import is_recorded, recorded, unrecorded
 from legato._errors import ConfigurationError, guard
 from legato._patches import Patch, Patches
 from legato._reads import AsyncReads, Reads, attaching, connection_of, mark
+from legato._recorder import StreamRecorder
 from legato._request import SentRequest
 from legato._state import settings, setup
 
-__all__ = ["PACKAGES", "instrument_httpx", "instrument_package", "uninstrument_httpx"]
+__all__ = ["PACKAGES", "async_stream_class", "instrument_httpx", "instrument_package", "stream_class", "uninstrument_httpx"]
 
 PACKAGES = ("httpx", "httpx2")
 _patches = Patches("send")
@@ -60,7 +61,7 @@ def uninstrument_httpx() -> None:
 
 
 def _patched(original: Callable[..., Any], patch: Patch, package: Any) -> Callable[..., Any]:
-    make = _stream_class(package)
+    make = stream_class(package.SyncByteStream)
 
     @functools.wraps(original)
     def send(self: Any, request: Any, **more: Any) -> Any:
@@ -72,7 +73,7 @@ def _patched(original: Callable[..., Any], patch: Patch, package: Any) -> Callab
             with below:
                 return original(self, request, **more)
         try:
-            with below:
+            with sent.carried(request.headers), below:
                 response = original(self, request, **more)
         except BaseException as error:
             sent.failed(error)
@@ -85,7 +86,7 @@ def _patched(original: Callable[..., Any], patch: Patch, package: Any) -> Callab
 
 
 def _patched_async(original: Callable[..., Any], patch: Patch, package: Any) -> Callable[..., Any]:
-    make = _async_stream_class(package)
+    make = async_stream_class(package.AsyncByteStream)
 
     @functools.wraps(original)
     async def send(self: Any, request: Any, **more: Any) -> Any:
@@ -97,7 +98,7 @@ def _patched_async(original: Callable[..., Any], patch: Patch, package: Any) -> 
             with below:
                 return await original(self, request, **more)
         try:
-            with below:
+            with sent.carried(request.headers), below:
                 response = await original(self, request, **more)
         except BaseException as error:
             sent.failed(error)
@@ -121,9 +122,7 @@ def _sent(request: Any, more: dict[str, Any]) -> SentRequest | None:
             content = b""
         url = request.url
         port = int(url.port or (443 if url.scheme == "https" else 80))
-        sent = SentRequest(request.method, str(url.host), port, str(url.path), request.headers, content, now_ns())
-        request.headers.update(sent.trace_headers())
-        return sent
+        return SentRequest(request.method, str(url.host), port, str(url.path), request.headers, content, now_ns())
     return None
 
 
@@ -144,13 +143,16 @@ def _attach(sent: SentRequest, response: Any, make: Callable[..., Any]) -> None:
         with attaching("instrument_httpx", recorder):
             connection_of(response, recorder.origin)
             mark(response, recorder)
-            response.stream = make(recorder, response)
+            response.stream = make(recorder, response, holds=True)
 
 
-def _stream_class(package: Any) -> Callable[..., Any]:
-    class RecordedStream(package.SyncByteStream):  # type: ignore[misc]
-        def __init__(self, recorder: Any, response: Any) -> None:
-            self._reads = Reads(recorder, response, holds=True)
+@functools.cache
+def stream_class(base: Any) -> Any:
+    """Return the class of recorded streams of this package. ``base``: its ``SyncByteStream``."""
+
+    class RecordedStream(base):  # type: ignore[misc]
+        def __init__(self, recorder: StreamRecorder, response: Any, *, holds: bool) -> None:
+            self._reads = Reads(recorder, response, holds=holds)
             self._source = response.stream
 
         def __iter__(self) -> Any:
@@ -163,10 +165,13 @@ def _stream_class(package: Any) -> Callable[..., Any]:
     return RecordedStream
 
 
-def _async_stream_class(package: Any) -> Callable[..., Any]:
-    class RecordedStream(package.AsyncByteStream):  # type: ignore[misc]
-        def __init__(self, recorder: Any, response: Any) -> None:
-            self._reads = AsyncReads(recorder, response, holds=True)
+@functools.cache
+def async_stream_class(base: Any) -> Any:
+    """Return the same of asynchronous streams. ``base``: ``AsyncByteStream``."""
+
+    class RecordedStream(base):  # type: ignore[misc]
+        def __init__(self, recorder: StreamRecorder, response: Any, *, holds: bool) -> None:
+            self._reads = AsyncReads(recorder, response, holds=holds)
             self._source = response.stream
 
         def __aiter__(self) -> Any:

@@ -12,13 +12,15 @@ import functools
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
-from legato._body import OPENAI_PATHS
+from legato._body import OPENAI_PATHS, Body
 from legato._clock import now_ns
 from legato._context import began, carried_by, is_recorded, recorded
 from legato._errors import ConfigurationError, guard
+from legato._formats import OPENAI
 from legato._hosts import provider_at
+from legato._httpx import async_stream_class, stream_class
 from legato._patches import Patch, Patches
-from legato._reads import AsyncReads, Reads, attaching, connection_of, mark
+from legato._reads import attaching, connection_of, mark
 from legato._recorder import Origin, StreamRecorder
 from legato._request import is_callers_error
 from legato._state import settings, setup
@@ -76,7 +78,7 @@ def _patched(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
             _failed(recorder, error)
             raise
         with attaching("instrument_openai", recorder):
-            _attach(recorder, result, _Reads, _Items)
+            _attach(recorder, result, stream_class, "SyncByteStream", _Items)
         return result
 
     return request
@@ -95,7 +97,7 @@ def _patched_async(original: Callable[..., Any], patch: Patch) -> Callable[..., 
             _failed(recorder, error)
             raise
         with attaching("instrument_openai", recorder):
-            _attach(recorder, result, _AsyncReads, _AsyncItems)
+            _attach(recorder, result, async_stream_class, "AsyncByteStream", _AsyncItems)
         return result
 
     return request
@@ -103,7 +105,7 @@ def _patched_async(original: Callable[..., Any], patch: Patch) -> Callable[..., 
 
 def _failed(recorder: StreamRecorder, error: BaseException) -> None:
     """The request raised: a row, unless the caller's own error is the cause, as with the HTTP libraries."""
-    if is_callers_error(getattr(error, "status_code", 0)):
+    if is_callers_error(error):
         recorder.discard()
     else:
         recorder.end(error=error)
@@ -134,52 +136,26 @@ def _begin(client: Any, options: Any) -> StreamRecorder | None:
     return None
 
 
-def _attach(recorder: StreamRecorder, result: Any, reads: Callable[..., Any], items: Callable[..., Any]) -> None:
-    """Wrap the response's bytes, and the items if the result iterates over them itself."""
+def _attach(recorder: StreamRecorder, result: Any, stream_class: Callable[[Any], Any], base: str, items: Callable[..., Any]) -> None:
+    """Record the response's stream, and the items if the result iterates over them itself. ``base``: the name of the stream's class."""
     recorder.ttfb_ns = now_ns()
     response = getattr(result, "response", None) or getattr(result, "http_response", None)
     if response is None:
         recorder.end("upstream_error", error_type="unknown_response")
         return
+    if hasattr(response, "_content"):
+        # A hook of the application has read it.
+        recorder.discard()
+        return
+    recorder.opened(Body(encoding=response.headers.get("content-encoding", ""), expects_end=True, format=OPENAI))
     connection_of(response, recorder.origin)
     mark(response, recorder)
     # A raw response has no items, so its reads show how long the application holds the stream.
     has_items = hasattr(result, "_iterator")
-    reads(recorder, response, holds=not has_items)
+    make = stream_class(next(kind for kind in type(response.stream).__mro__ if kind.__name__ == base))
+    response.stream = make(recorder, response, holds=not has_items)
     if has_items:
         result._iterator = items(recorder, result._iterator)
-
-
-class _Reads(Reads):
-    """Replaces a response's ``iter_bytes`` and ``close`` to record each read."""
-
-    def __init__(self, recorder: StreamRecorder, response: Any, *, holds: bool) -> None:
-        super().__init__(recorder, response, holds=holds)
-        self._bytes, self._close = response.iter_bytes, response.close
-        response.iter_bytes, response.close = self.iter_bytes, self.close
-
-    def iter_bytes(self, chunk_size: int | None = None) -> Iterator[bytes]:
-        return self.iterate(self._bytes(chunk_size))
-
-    def close(self) -> None:
-        self.closing()
-        self._close()
-
-
-class _AsyncReads(AsyncReads):
-    """Replaces a response's ``aiter_bytes`` and ``aclose``, like ``_Reads``."""
-
-    def __init__(self, recorder: StreamRecorder, response: Any, *, holds: bool) -> None:
-        super().__init__(recorder, response, holds=holds)
-        self._bytes, self._close = response.aiter_bytes, response.aclose
-        response.aiter_bytes, response.aclose = self.aiter_bytes, self.aclose
-
-    def aiter_bytes(self, chunk_size: int | None = None) -> AsyncIterator[bytes]:
-        return self.iterate(self._bytes(chunk_size))
-
-    async def aclose(self) -> None:
-        self.closing()
-        await self._close()
 
 
 class ItemIterator:

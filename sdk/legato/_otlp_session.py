@@ -1,13 +1,15 @@
 """The HTTP session of Legato's OTLP exporters. Needs the extra ``[otlp]``.
 
 OpenTelemetry's exporters send the headers of OTEL_EXPORTER_OTLP_HEADERS to every endpoint. They are often the API key of another backend:
-if OTEL_EXPORTER_OTLP_ENDPOINT names another host than Legato's endpoint, they are left out here.
+if OTEL_EXPORTER_OTLP_ENDPOINT names another host than Legato's endpoint, they are left out here. Two habits of `requests` are undone: it
+replaces a token by what a .netrc has for the host, and sends requests to this machine to the proxy of HTTP_PROXY.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,7 +21,7 @@ from legato._replies import replies
 
 __all__ = ["ExportSession"]
 
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_LOOPBACK = "localhost"
 
 
 class ExportSession(Session):
@@ -31,13 +33,22 @@ class ExportSession(Session):
     def __init__(self, signal: str, url: str, headers: Mapping[str, str]) -> None:
         super().__init__()
         self._own, self._foreign = dict(headers), _foreign_headers(signal.upper(), url, os.environ)
+        # With it, `requests` looks for no .netrc.
+        self.auth = self._authorize
+
+    def _authorize(self, request: PreparedRequest) -> PreparedRequest:
+        for name in self._foreign:
+            request.headers.pop(name, None)
+        request.headers.update(self._own)
+        return request
 
     def send(self, request: PreparedRequest, **more: Any) -> Response:
         """Send a request, unless this is the copy of a thread that was sending it at a fork: its parent goes on."""
         check()
-        for name in self._foreign:
-            request.headers.pop(name, None)
-        request.headers.update(self._own)
+        if _host(request.url or "") == _LOOPBACK:
+            more["proxies"] = {}
+        # Older exporters follow a redirect to a login, and take its page for a success.
+        more["allow_redirects"] = False
         try:
             return super().send(request, **more)
         except ConnectionError:
@@ -66,4 +77,7 @@ def _host(url: str) -> str:
         host = urlsplit(url if "//" in url else f"//{url}").hostname or ""
     except ValueError:
         return ""
-    return _LOOPBACK[0] if host in _LOOPBACK else host
+    try:
+        return _LOOPBACK if ip_address(host).is_loopback else host
+    except ValueError:
+        return host

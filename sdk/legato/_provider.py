@@ -27,10 +27,9 @@ from legato._in_flight import InFlight
 from legato._otlp_session import ExportSession
 from legato._replies import replies
 from legato._sender import Export, Sender
-from legato._spans import PARTS, scope
+from legato._spans import PARTS
 from legato._state import settings
 from legato._tally import tally
-from legato._version import __version__
 from legato._worker import worker
 
 __all__ = ["Provider", "resource_of"]
@@ -48,7 +47,7 @@ _MESSAGE_CHARS_MAX = 500
 
 
 class Provider:
-    """The provider, its tracer, and its exporters to ``base`` (a URL). ``interval_s``: longest time until an ended span is sent."""
+    """The provider of the spans, and its exporters to ``base`` (a URL). ``interval_s``: longest time until an ended span is sent."""
 
     def __init__(self, base: str, headers: dict[str, str] | None, resource: Resource, interval_s: float) -> None:
         self._url, self._headers = f"{base}/v1/traces", headers
@@ -58,7 +57,6 @@ class Provider:
         self._sender = Sender(self._make_export, interval_s)
         self._in_flight = InFlight(f"{base}/v1/metrics", headers, resource.attributes)
         self.provider.add_span_processor(_Processor(self._sender, self._in_flight))
-        self.tracer = self.provider.get_tracer("legato", __version__, attributes=scope())
 
     def flush(self, timeout_s: float) -> bool:
         """Export everything that has ended. Return False on time-out and if an export has failed since the previous call."""
@@ -74,7 +72,7 @@ class Provider:
         session = ExportSession("traces", self._url, self._headers or {})
         session.hooks["response"] += [replies.note, _note_rejected]
         exporter = OTLPSpanExporter(endpoint=self._url, headers=self._headers, compression=Compression.Gzip, session=session)
-        return lambda spans: exporter.export(spans) is SpanExportResult.SUCCESS
+        return lambda spans: exporter.export(spans) is SpanExportResult.SUCCESS and not replies.is_refused
 
 
 def _note_rejected(response: Response, *_: object, **__: object) -> None:
@@ -106,7 +104,7 @@ class _TracerProvider(TracerProvider):
     """A provider that does nothing at a fork. OpenTelemetry's runs resource detectors in threads in each child, also before an exec."""
 
     def _handle_fork(self) -> None:
-        """Do nothing: the resource is the same in a child, and the only tracer was made before."""
+        """Do nothing: the resource is the same in a child, and its tracers have it."""
 
 
 class _Always(Sampler):

@@ -31,6 +31,12 @@ class Origin:
     server_port: int = 0
     is_start_known: bool = True
     """Whether the stream starts with its request. If not, times from the request are unknown."""
+    anchor_ns: int = 0
+    """Wall time minus monotonic time, from the start of the stream's span on."""
+
+    def wall_ns(self, monotonic_ns: int) -> int:
+        """Convert a monotonic time to a wall time in ns since the epoch."""
+        return monotonic_ns + self.anchor_ns
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """What the endpoint replied to exports: an export that is refused for good must be visible, because it loses every stream.
 
 OpenTelemetry's exporter logs a refusal and goes on. Here refusals are counted, named once with what to do, and reported by ``legato.flush``
-and ``legato.stats``. Replies that the exporter retries (408, 429, 5xx) are none.
+and ``legato.stats``. Replies that the exporter retries (408, 429, 5xx) are none. A page of a login or a redirect to it is one.
 """
 
 from __future__ import annotations
@@ -16,6 +16,15 @@ __all__ = ["Replies", "replies"]
 _log = logging.getLogger("legato")
 _RETRIED = (408, 429)
 _ADVICE = {401: "set LEGATO_TOKEN to a token of `legato token add`", 403: "the token may not write: add one that may"}
+_PAGE_ADVICE = "a page or a redirect answers, as of a login or a proxy: check that LEGATO_ENDPOINT is the OTLP endpoint of `legato serve`"
+
+
+def _is_page(response: Any) -> bool:
+    """Whether a reply that the exporter takes for a success is no OTLP endpoint's: a text, or a redirect."""
+    if not getattr(response, "ok", False):
+        return False
+    is_text = response.headers.get("content-type", "").lower().startswith("text/")
+    return response.status_code >= 300 or (is_text and bool(response.content))
 
 
 class Replies:
@@ -36,13 +45,14 @@ class Replies:
         """Note a reply: a hook of ``requests``."""
         status = int(getattr(response, "status_code", 0))
         self.is_unreachable = False
-        self.is_refused = 400 <= status < 500 and status not in _RETRIED
+        is_page = _is_page(response)
+        self.is_refused = is_page or (400 <= status < 500 and status not in _RETRIED)
         if not self.is_refused:
             return
         self.refused += 1
         if not self._is_logged:
             self._is_logged = True
-            advice = _ADVICE.get(status, "check that LEGATO_ENDPOINT is the OTLP endpoint of `legato serve`")
+            advice = _PAGE_ADVICE if is_page else _ADVICE.get(status, "check that LEGATO_ENDPOINT is the OTLP endpoint of `legato serve`")
             _log.error("the endpoint refuses Legato's exports (HTTP %d), and their streams are lost: %s", status, advice)
 
 

@@ -2,15 +2,18 @@
 
 That is its address, and ``model`` and ``stream`` in its body, which is looked through for these two and not kept. What the body contains
 is not looked at: the inputs of tools may have fields of the same names. A request that asks for a stream carries the trace context, and
-its failure is a row: an exception before the headers, or a status of the server's side (429, and from 500). Other statuses are the
-caller's errors and have none. A GET or a call of JSON-RPC (MCP) asks for none: its event stream is a row only in a known format.
+its failure is a row: an exception before the headers, or a status of the server's side (429, and from 500). Other statuses, and requests
+that cannot be sent, are the caller's errors and have none. A GET or a call of JSON-RPC (MCP) asks for none: its event stream is a row only
+in a known format.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from urllib.parse import unquote
 
 from opentelemetry import trace
 
@@ -32,20 +35,46 @@ _PARSED_BYTES_MAX = 1 << 16
 _TOKEN = re.compile(rb'"(model|stream)"\s*:\s*(?:"([^"\\]{1,200})"|(true))|"[^"\\]*+(?:\\.[^"\\]*+)*+"|([{\[])|([}\]])|(")', re.DOTALL)
 # A library writes the mark of JSON-RPC first or last.
 _RPC, _RPC_WITHIN = b'"jsonrpc"', 200
-# Gemini and Bedrock have both in the address.
-_MODEL_IN_PATH = re.compile(r"/models?/([^/:]+)[:/]")
+# Gemini and Bedrock have both in the address. Bedrock's names have colons, and its inference profiles slashes.
+_MODEL_IN_PATH = re.compile(r"/model/(.+)/(?:converse-stream|invoke-with-response-stream)$|/models?/([^/:]+)[:/]")
 _STREAM_IN_PATH = re.compile(r":streamGenerateContent$|:streamRawPredict$|/converse-stream$|/invoke-with-response-stream$")
+# Errors of httpx before anything is sent that are no ValueErrors.
+_UNSENT = ("InvalidURL", "LocalProtocolError", "UnsupportedProtocol")
 
 
-def is_callers_error(status: object) -> bool:
-    """Whether a response's status is an error of the caller's, which is no row."""
-    return isinstance(status, int) and 400 <= status < 500 and status != 429
+def is_callers_error(error: BaseException) -> bool:
+    """Whether a request raised by a fault of the caller's, which is no row: one that cannot be sent, or a status of the client's side."""
+    if status := _status_of(error):
+        return _is_callers_status(status)
+    cause: BaseException | None = error
+    while cause is not None:
+        # Arguments, URLs and headers. A certificate that is wrong is a ValueError, too.
+        if isinstance(cause, (TypeError, ValueError)) and not isinstance(cause, OSError):
+            return True
+        if type(cause).__name__ in _UNSENT:
+            return True
+        cause = cause.__cause__
+    return False
+
+
+def _is_callers_status(status: int) -> bool:
+    return 400 <= status < 500 and status != 429
+
+
+def _status_of(error: BaseException) -> int:
+    """Return the status of the response that a client raised as an error; 0 if it is none.
+
+    aiohttp raises a response that it cannot parse with the status 400, and what is wrong with it as the cause.
+    """
+    of_response = getattr(getattr(error, "response", None), "status_code", None)
+    status = getattr(error, "status", None) if of_response is None and error.__cause__ is None else of_response
+    return status if isinstance(status, int) and status >= 400 else 0
 
 
 def asked(path: str, content: bytes) -> tuple[str, bool]:
     """Return the model that a request asks for, and whether it asks for a stream."""
     in_path = _MODEL_IN_PATH.search(path)
-    model, is_stream = in_path.group(1) if in_path else "", bool(_STREAM_IN_PATH.search(path))
+    model, is_stream = unquote(in_path[1] or in_path[2]) if in_path else "", bool(_STREAM_IN_PATH.search(path))
     if not content.startswith(b"{"):
         return model, is_stream
     if len(content) > _PARSED_BYTES_MAX:
@@ -88,7 +117,7 @@ class SentRequest:
     headers: its response may be anything. Each request is to be followed by `failed` or `answered`.
     """
 
-    __slots__ = ("_headers", "_is_provisional", "_is_wanted", "_origin", "_path", "_recorder", "_span", "_start_ns")
+    __slots__ = ("_headers", "_is_provisional", "_is_wanted", "_origin", "_path", "_recorder", "_span", "_start_ns", "body")
 
     def __init__(self, method: str, host: str, port: int, path: str, headers: Mapping[str, str], content: bytes, start_ns: int) -> None:
         model, is_stream = asked(path, content)
@@ -107,6 +136,8 @@ class SentRequest:
         )
         self._recorder: StreamRecorder | None = None
         self._span: trace.Span | None = None
+        self.body: Body | None = None
+        """That of the response, if it is recorded."""
         if is_stream:
             self._recorder = begin(self._origin, start_ns=start_ns)
             self._recorder.awaits_headers, self._span = True, self._recorder.span
@@ -117,11 +148,31 @@ class SentRequest:
         """Return the headers that carry the trace context; none if the request asks for no stream or has one already."""
         return carried_by(self._span) if self._span is not None and "traceparent" not in self._headers else {}
 
-    def failed(self, error: BaseException) -> None:
-        """The request raised before its response had headers."""
+    @contextmanager
+    def carried(self, headers: MutableMapping[str, str]) -> Iterator[None]:
+        """Inside, the headers of the request carry the trace context. A request that is sent again is another stream, with its context."""
+        carrier, given = dict[str, str](), dict[str, str]()
         with guard("instrumentation"):
-            if self._is_wanted:
+            carrier = self.trace_headers()
+            given = {name: headers[name] for name in carrier if name in headers}
+            headers.update(carrier)
+        try:
+            yield
+        finally:
+            with guard("instrumentation"):
+                for name in carrier:
+                    headers.pop(name, None)
+                headers.update(given)
+
+    def failed(self, error: BaseException) -> None:
+        """The request raised before its response had headers, or its client raised the status of the response."""
+        with guard("instrumentation"):
+            if status := _status_of(error):
+                self.answered(status, {})
+            elif self._is_wanted and not is_callers_error(error):
                 self._begin(Body()).end(error=error)
+            elif self._recorder is not None:
+                self._recorder.discard()
 
     def answered(
         self, status: int, headers: Mapping[str, str], *, is_decoded: bool = False, is_read: bool = False
@@ -133,7 +184,7 @@ class SentRequest:
         recorder = None
         try:
             if status >= 400:
-                if self._is_wanted and not is_callers_error(status):
+                if self._is_wanted and not _is_callers_status(status):
                     self._begin(Body()).end("upstream_error", error_type=f"http_{status}")
             elif not is_read:
                 recorder = self._stream_of(headers, is_decoded)
@@ -147,10 +198,9 @@ class SentRequest:
         is_array = kind == "application/json" and self._path.endswith(":streamGenerateContent")
         if not (is_streamed(kind) or is_array or (kind == PLAIN_TEXT and self._is_wanted)):
             return None
-        expects_end = self._path.endswith(OPENAI_PATHS)
-        recorder = self._begin(
-            Body(kind, "" if is_decoded else headers.get("content-encoding", ""), expects_end=expects_end, is_array=is_array)
-        )
+        encoding = "" if is_decoded else headers.get("content-encoding", "")
+        self.body = Body(kind, encoding, expects_end=self._path.endswith(OPENAI_PATHS), is_array=is_array)
+        recorder = self._begin(self.body)
         recorder.provisional, recorder.asked = self._is_provisional, self._is_wanted
         recorder.ttfb_ns = now_ns()
         return recorder

@@ -34,8 +34,8 @@ class Own(Protocol):
     """The part of Legato's own provider that others need."""
 
     @property
-    def tracer(self) -> trace.Tracer:
-        """The tracer that makes the spans."""
+    def provider(self) -> trace.TracerProvider:
+        """The provider of the spans."""
 
     def flush(self, timeout_s: float) -> bool:
         """Export everything that has ended. Return False on time-out and if an export has failed since the previous call."""

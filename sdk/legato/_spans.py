@@ -17,7 +17,7 @@ from typing import Any
 from opentelemetry import trace
 from opentelemetry.attributes import BoundedAttributes
 
-from legato._clock import anchor_ns, clock_id, wall_ns
+from legato._clock import anchor_ns, clock_id
 from legato._pace import breathe
 from legato._recorder import CONTENT, Columns, End, Origin, StreamRecorder
 from legato._response import encodable
@@ -26,7 +26,7 @@ from legato._state import recording_settings
 from legato._timeline import HOLD_STEP_US, PART, TIMELINE, Kind, pack, parts_of
 from legato._version import __version__
 
-__all__ = ["PARTS", "attributes_of", "scope", "send_silence", "start_span", "tracer"]
+__all__ = ["PARTS", "attributes_of", "send_silence", "start_span", "tracer"]
 
 PARTS = ("legato.stream.snapshot", "legato.stream.silence")
 """Names of the spans that report about a running stream; all others are the spans of streams."""
@@ -50,34 +50,31 @@ def _supports_bytes() -> bool:
         return False
 
 
-@cache
-def scope() -> dict[str, str]:
-    """Return the attributes of Legato's scope, which are equal for all spans of the process."""
-    return {"legato.emitter": f"legato-python/{__version__}", "legato.stream.clock": clock_id()}
+# A provider, an anchor, and Legato's tracer for both. A provider makes a new tracer at each call, which takes 10 µs.
+_newest: tuple[trace.TracerProvider, int, trace.Tracer] | None = None
 
 
-# The application's provider and Legato's tracer of it. A provider makes a new tracer at each call, which takes 10 µs.
-_of_application: tuple[trace.TracerProvider, trace.Tracer] | None = None
+def tracer(anchor: int) -> trace.Tracer:
+    """Return Legato's tracer of the provider to which streams go now (`_route`). Emitter and clock are attributes of its scope.
 
-
-def tracer() -> trace.Tracer:
-    """Return Legato's tracer of the provider to which streams go now (`_route`)."""
-    global _of_application
+    ``anchor``: that of the stream's clock (ns).
+    """
+    global _newest
     if recording_settings().disabled:
         return trace.NoOpTracer()
-    mine = own_for_stream()
-    if mine is not None:
-        return mine.tracer
-    provider, known = trace.get_tracer_provider(), _of_application
-    if known is None or known[0] is not provider:
-        known = _of_application = provider, provider.get_tracer("legato", __version__, None, scope())
-    return known[1]
+    mine, known = own_for_stream(), _newest
+    provider = trace.get_tracer_provider() if mine is None else mine.provider
+    if known is None or known[0] is not provider or known[1] != anchor:
+        scope = {"legato.emitter": f"legato-python/{__version__}", "legato.stream.clock": clock_id(anchor)}
+        known = _newest = provider, anchor, provider.get_tracer("legato", __version__, None, scope)
+    return known[2]
 
 
 def start_span(origin: Origin, start_ns: int, context: Any = None) -> trace.Span:
-    """Start the span of a stream that began at this monotonic time."""
+    """Start the span of a stream that began at this monotonic time, and give the stream its anchor."""
     name = f"chat {encodable(origin.model)}" if origin.model else "chat"
-    return tracer().start_span(name, context=context, kind=_span_kind(origin), start_time=wall_ns(start_ns))
+    origin.anchor_ns = anchor_ns()
+    return tracer(origin.anchor_ns).start_span(name, context=context, kind=_span_kind(origin), start_time=origin.wall_ns(start_ns))
 
 
 def send_silence(recorder: StreamRecorder, since_ns: int, until_ns: int, next_due_ns: int | None = None) -> None:
@@ -101,9 +98,9 @@ def send_silence(recorder: StreamRecorder, since_ns: int, until_ns: int, next_du
         attributes["legato.stream.resumed"] = True
     else:
         attributes["legato.stream.next_due"] = (next_due_ns - recorder.start_ns) / 1e9
-    context, start = trace.set_span_in_context(recorder.span), wall_ns(recorder.start_ns)
-    span = tracer().start_span(PARTS[1], context=context, kind=kind, attributes=attributes, start_time=start)
-    span.end(end_time=wall_ns(until_ns))
+    context, start = trace.set_span_in_context(recorder.span), origin.wall_ns(recorder.start_ns)
+    span = tracer(origin.anchor_ns).start_span(PARTS[1], context=context, kind=kind, attributes=attributes, start_time=start)
+    span.end(end_time=origin.wall_ns(until_ns))
 
 
 def _span_kind(origin: Origin) -> trace.SpanKind:
@@ -135,7 +132,7 @@ def attributes_of(recorder: StreamRecorder, columns: Columns, end: End | None, n
         attributes["legato.stream.wire_bytes"] = recorder.wire_bytes
     attributes.update(_gaps(columns, end))
     if recorder.origin.is_start_known:
-        attributes.update(_first_token(columns, start))
+        attributes.update(_first_token(columns, recorder))
     else:
         attributes["legato.stream.start_unknown"] = True
     attributes.update(_origin(recorder.origin))
@@ -178,7 +175,7 @@ def _gaps(columns: Columns, end: End | None) -> dict[str, Any]:
     return {"legato.stream.gap_max": longest / 1e9, "legato.stream.stalls": stalls} if longest >= 0 else {}
 
 
-def _first_token(columns: Columns, start_ns: int) -> dict[str, Any]:
+def _first_token(columns: Columns, recorder: StreamRecorder) -> dict[str, Any]:
     """Return the time to first token under each of the four keys that back ends read."""
     kinds = columns.kinds
     place = next((at for at, kind in enumerate(kinds[:_FIRST]) if kind in CONTENT), None)
@@ -187,8 +184,8 @@ def _first_token(columns: Columns, start_ns: int) -> dict[str, Any]:
     if place is None:
         return {}
     first = columns.times[place]
-    seconds = (first - start_ns) / 1e9
-    moment = datetime.fromtimestamp((first + anchor_ns) / 1e9, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    seconds = (first - recorder.start_ns) / 1e9
+    moment = datetime.fromtimestamp(recorder.origin.wall_ns(first) / 1e9, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     return {
         "gen_ai.response.time_to_first_chunk": seconds,
         "gen_ai.client.operation.time_to_first_chunk": seconds,

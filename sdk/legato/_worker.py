@@ -20,7 +20,7 @@ from typing import Any
 from opentelemetry import trace
 
 from legato._application import flush_application
-from legato._clock import now_ns, wall_ns
+from legato._clock import now_ns
 from legato._errors import faults, guard, warn_once
 from legato._exits import PATIENCE_S, after_fork, before_end, renew
 from legato._pace import Background, Starter, breathe, check, hurry, in_background, waits_since
@@ -255,7 +255,7 @@ class Worker:
         self._counts["silences"] += live.silence.tick(recorder, now)
 
     def _snapshot(self, recorder: StreamRecorder, now: int, next_due_ns: int) -> None:
-        columns = recorder.digest()
+        columns, origin = recorder.digest(), recorder.origin
         breathe()
         recorder.rev += 1
         attributes: dict[str, Any] = attributes_of(recorder, columns, None, now)
@@ -263,9 +263,9 @@ class Worker:
         attributes["legato.stream.rev"] = recorder.rev
         attributes["legato.stream.span_id"] = f"{recorder.span_id:016x}"
         attributes["legato.stream.next_due"] = next_due_ns / 1e9
-        context = trace.set_span_in_context(recorder.span)
-        span = tracer().start_span(PARTS[0], context=context, attributes=attributes, start_time=wall_ns(recorder.start_ns))
-        span.end(end_time=wall_ns(now))
+        context, start = trace.set_span_in_context(recorder.span), origin.wall_ns(recorder.start_ns)
+        span = tracer(origin.anchor_ns).start_span(PARTS[0], context=context, attributes=attributes, start_time=start)
+        span.end(end_time=origin.wall_ns(now))
         self._counts["snapshots"] += 1
 
     def _complete(self, recorder: StreamRecorder) -> None:
@@ -314,7 +314,7 @@ class Worker:
         span.set_attributes(attributes)
         if end.outcome in ("upstream_error", "timeout"):
             span.set_status(trace.StatusCode.ERROR)
-        span.end(end_time=wall_ns(end.time_ns))
+        span.end(end_time=recorder.origin.wall_ns(end.time_ns))
         if recorder.route is Route.OWN:
             return ""
         # A span that is recorded and not sampled is exported by no processor of OpenTelemetry.

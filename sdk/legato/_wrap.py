@@ -35,10 +35,12 @@ T = TypeVar("T")
 class _Wrapper(Generic[T]):
     """What both wrappers have. ``_source``: the iterator; ``None`` until ``_unopened`` is open."""
 
-    def __init__(self, source: Any, recording: ItemRecording, *, is_open: bool) -> None:
+    def __init__(self, given: Any, source: Any, recording: ItemRecording) -> None:
         self._recording = recording
-        self._source: Any = source if is_open else None
-        self._unopened: Any = None if is_open else source
+        self._source = source
+        self._unopened: Any = given if source is None else None
+        # A library's stream, of which the iterator is a generator: to close that leaves the connection open.
+        self._stream: Any = given if source is not None and source is not given else None
         # What a coroutine returned; a manager that it returned is left as managers are.
         self._opened: Any = None
         # Leaves the manager that a `with` of the application entered.
@@ -97,9 +99,10 @@ class Wrapped(_Wrapper[T], Iterator[T]):
         if self._source is None:
             # What was never opened stays closed.
             self._source = entered(self._unopened, self._recording.look)
-        close = getattr(self._source, "close", None)
-        if close is not None:
-            close()
+        try:
+            _close(self._source)
+        finally:
+            _close(self._stream)
         return None
 
 
@@ -190,9 +193,13 @@ class AsyncWrapped(_Wrapper[T], AsyncIterator[T]):
             self._source = entered_async(self._unopened, self._recording.look)
             if inspect.iscoroutine(self._unopened):
                 self._unopened.close()
-        close = getattr(self._source, "aclose", None)
-        if close is not None:
-            await close()
+        try:
+            close = getattr(self._source, "aclose", None)
+            if close is not None:
+                await close()
+        finally:
+            if self._stream is not None:
+                await close_opened(self._stream, None)
         return None
 
 
@@ -251,7 +258,7 @@ def wrap(
     """
     is_opened = is_open(source)
     kind = _kind(source)
-    items = source if not is_opened else aiter(source) if kind is AsyncWrapped else iter(source)
+    items = None if not is_opened else aiter(source) if kind is AsyncWrapped else iter(source)
     origin = Origin(model=model, provider=provider, transport=transport, vantage=vantage, engine_id=recording_settings().engine_id)
     origin.is_start_known = start_ns is not None or (not is_opened and is_unsent(source))
     start: Start | None = None
@@ -265,7 +272,13 @@ def wrap(
         is_deferred=not is_opened and (is_manager(source) or inspect.iscoroutine(source)),
         is_of_library=is_of,
     )
-    return kind(items, recording, is_open=is_opened)
+    return kind(source, items, recording)
+
+
+def _close(target: Any) -> None:
+    close = getattr(target, "close", None)
+    if close is not None:
+        close()
 
 
 def _kind(source: Any) -> type[Wrapped[Any] | AsyncWrapped[Any]]:

@@ -160,11 +160,15 @@ class _HttpRecording:
         recorder = self._stream.recorder
         if recorder is None:
             return
-        if error is not None and not self._disconnected:
+        if self._disconnected:
+            # Middlewares of Starlette's (`BaseHTTPMiddleware`) end the response also then, with an empty part.
+            recorder.end("client_cancel")
+        elif isinstance(error, asyncio.CancelledError):
+            # A server that stops cancels its requests. One that a client has left it ends with a message or an OSError.
+            recorder.end("upstream_error", error_type="server_cancelled")
+        elif error is not None:
             recorder.end(error=error)
         elif self._sent_all:
             recorder.end()
-        elif self._disconnected:
-            recorder.end("client_cancel")
         else:
             recorder.end("upstream_error", error_type="response_unfinished")

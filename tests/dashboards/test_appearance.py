@@ -32,7 +32,6 @@ MEANINGS = {
     ("compare", "Per-stream p99 gap over time, A and B"): "gap",
     ("attribution", "Cause unknown"): "evidence missing",
     ("attribution", "Side known, cause unknown"): "evidence missing",
-    ("attribution", "Stalls with a missing vantage"): "evidence missing",
     ("nodes", "KV cache used"): "KV cache",
     ("nodes", "Preemptions"): "preemptions",
     ("nodes", "TTFT at the servers"): "first output",

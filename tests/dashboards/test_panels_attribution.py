@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from helpers.dashboards.panels import Asked, Past, Row, View, by, check, grouped, panels, ratio, same, shown, views
+from helpers.dashboards.panels import Asked, Past, Row, View, by, check, grouped, panels, panels_in, ratio, same, shown, views
 from legato_ingest.causes import NAMES
 
 BOARD = "attribution"
@@ -35,7 +36,7 @@ def judged(past: Past, view: View) -> list[Row]:
 def charged(past: Past, view: View) -> list[Row]:
     """Stalled time in excess of healthy steps."""
     rows = _stalls(past, view)
-    return [{"beyond healthy steps": _us(rows) / 1e6, "n": len(rows)}]
+    return [{"beyond healthy steps": _us(rows) / 1e6 if rows else None, "n": len(rows)}]
 
 
 def _state(share: float | None) -> str | None:
@@ -57,7 +58,7 @@ def a_vantage_missing(past: Past, view: View) -> list[Row]:
     """The share of stalls with a missing vantage."""
     rows = _stalls(past, view)
     share = ratio(sum(bool(row["missing"]) for row in rows), len(rows))
-    return [{"of judged stalls": share, "state": _state(share), "n": len(rows)}]
+    return [{"of judged stalls": share, "n": len(rows)}]
 
 
 def time_by_cause(past: Past, view: View) -> list[Row]:
@@ -177,6 +178,14 @@ def test_a_panel_matches_the_verdicts(asked: Asked, title: str) -> None:
 def test_every_panel_is_expected() -> None:
     """Every panel of the dashboard has an expectation in this module."""
     assert EXPECTED.keys() | SEPARATE == panels(BOARD).keys()
+
+
+@pytest.mark.parametrize("board", [BOARD, "streams", "compare", "nodes"])
+def test_no_panel_with_causes_says_that_there_are_no_stalls(board: str) -> None:
+    """With only a server chosen it has no rows, because the stalls of streams with a client are judged at the client."""
+    of_causes = [panel for panel in panels_in(board) if re.search("(stall|but_for)_minutes", str(panel.get("targets")))]
+    words = {panel["title"]: panel["fieldConfig"]["defaults"]["noValue"] for panel in of_causes}
+    assert words and not [title for title, text in words.items() if "no stalls" in text.lower()], words
 
 
 def _of_worst_minutes(past: Past, view: View) -> list[Row]:

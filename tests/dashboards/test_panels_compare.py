@@ -221,12 +221,19 @@ def by_cause(past: Past, view: View) -> list[Row]:
                 sums.update({name: max(ns, 0) for name, ns in dict(each.row["parts"]).items()})
             for name, ns in sums.items():
                 time[side][name] += ns
+    if view.chosen("by")[-1] == "vantage":
+        return []
+    # The stalls of a server with a client are judged at the client: there is no verdict, which is not a time of 0.
+    known = {
+        side: bool(named[side].total()) or not sum(each.row["stalls_250ms"] or 0 for each in streams[side] if each.row["is_over"])
+        for side in "AB"
+    }
     made = []
     for cause in {*time["A"], *time["B"], *named["A"], *named["B"]} - {"base"}:
         if not any(each[side][cause] for each in (time, named) for side in "AB"):
             continue
-        per = {side: 1000 * time[side][cause] / 1e9 / n[side] if n[side] else None for side in "AB"}
-        counts = {f"stalls of {side}": named[side][cause] for side in "AB"}
+        per = {side: 1000 * time[side][cause] / 1e9 / n[side] if n[side] and known[side] else None for side in "AB"}
+        counts = {f"stalls of {side}": named[side][cause] if known[side] else None for side in "AB"}
         more = None if per["A"] is None or per["B"] is None else per["B"] - per["A"]
         made.append({"cause": cause, **per, "B − A": more, **counts, "n of A": n["A"], "n of B": n["B"]})
     return sorted(made, key=lambda row: (-_size_of(row), NAMES.index(row["cause"])))

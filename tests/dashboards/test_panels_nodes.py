@@ -12,7 +12,6 @@ from legato_ingest.dashboards.macros import Range
 BOARD = "nodes"
 MODELS = {"tenant": "tenant", "model": "model"}
 HOSTS = {**ENGINE, "host": "host"}
-STALLS = {**MODELS, **ENGINE, "service": "service_name"}
 SERVICE = {**MODELS, "service": "service_name"}
 RECENT_MS = 15 * 60_000
 
@@ -26,7 +25,21 @@ def _served(past: Past, rows: list[Row], view: View) -> list[Row]:
     traces = {(row["tenant"], row["trace_id"]) for row in recent if view.shows(row, SERVICE)}
     engines = {(row["tenant"], row["engine_id"]) for row in recent if row["engine_id"] and (row["tenant"], row["trace_id"]) in traces}
     engines |= {(row["tenant"], row["engine_id"]) for row in shown(past.stalls, view, SERVICE)}
+    engines |= {(row["tenant"], row["engine_id"]) for row in _of_stalled_minutes(past, view) if row["engine_id"]}
     return [row for row in rows if (row["tenant"], row["engine_id"]) in engines]
+
+
+def _of_stalled_minutes(past: Past, view: View) -> list[Row]:
+    """The servers' streams that began in the 15 minutes in which those of the chosen services and models stalled most."""
+    servers = [row for row in shown(past.streams, view, SERVICE) if row["vantage"] != "client"]
+    stalls = {minute: sum(row["stalls_250ms"] or 0 for row in rows if row["is_over"]) for minute, rows in by(servers, _minute).items()}
+    ranked = sorted(((count, minute) for minute, count in stalls.items() if count), reverse=True)
+    worst = {minute for _, minute in ranked[:15]}
+    return [row for row in shown(past.streams, view, SERVICE) if row["minute"] in worst and view.has_ns(row["start_time"])]
+
+
+def _minute(row: Row) -> int:
+    return int(row["minute"])
 
 
 def _steps(past: Past, view: View) -> list[Row]:
@@ -63,8 +76,12 @@ def kv(past: Past, view: View) -> list[Row]:
 
 
 def preemptions(past: Past, view: View) -> list[Row]:
-    """The rate per minute; a point has at least 60 s."""
-    return _by_engine(_steps(past, view), view, lambda rows: {"preempted per minute": 60 * _sum(rows, "preempted") / max(60, view.point_s)})
+    """The rate over the complete minutes of a point."""
+
+    def made(rows: list[Row]) -> Row:
+        return {"preempted per minute": 60 * _sum(rows, "preempted") / view.seconds_of(view.point(rows[0]["minute"]))}
+
+    return _by_engine([row for row in _steps(past, view) if view.has_whole_minute(row["minute"])], view, made)
 
 
 WORK = ("prefill_tokens", "decode_tokens", "decode_requests")
@@ -130,7 +147,7 @@ def speculation(past: Past, view: View) -> list[Row]:
 
 def stalls(past: Past, view: View) -> list[Row]:
     """Stalls charged to known engines."""
-    rows = [row for row in shown(past.stalls, view, STALLS) if row["engine_id"]]
+    rows = _served(past, [row for row in shown(past.stalls, view, ENGINE) if row["engine_id"]], view)
     return grouped(
         rows,
         lambda row: (view.point(row["minute"]), f"{row['engine_id']} · {row['cause']}"),
@@ -141,6 +158,10 @@ def stalls(past: Past, view: View) -> list[Row]:
 def _samples(past: Past, view: View, *metrics: str) -> list[Row]:
     rows = [row for row in past.samples if row["metric"] in metrics and row["value"] is not None]
     return _served(past, [row for row in rows if view.has_ns(row["recorded_at"]) and view.shows(row, HOSTS)], view)
+
+
+def _in_whole_minutes(view: View, rows: list[Row]) -> list[Row]:
+    return [row for row in rows if view.has_whole_minute(row["recorded_at"] / 10**9)]
 
 
 def _grown(rows: list[Row]) -> list[Row]:
@@ -218,15 +239,15 @@ def scraped_queue(past: Past, view: View) -> list[Row]:
 
 
 def scraped_tokens(past: Past, view: View) -> list[Row]:
-    """The rate per minute; a point has at least 60 s."""
-    length_s = max(60, view.point_s)
+    """The rates over the complete minutes of a point."""
 
     def made(group: list[Row]) -> Row:
+        length_s = view.seconds_of(_point(view, group[0]))
         # The agent's metric if there is one, otherwise the Collector's; never both.
         tokens, preempted = (sum(row["grown"] for row in _of(group, own) or _of(group, other)) for own, other in (TOKENS, PREEMPTED))
         return {"tokens per second": tokens / length_s, "preempted per minute": 60 * preempted / length_s}
 
-    return _per_engine(view, _grown(_samples(past, view, *TOKENS, *PREEMPTED)), made)
+    return _per_engine(view, _in_whole_minutes(view, _grown(_samples(past, view, *TOKENS, *PREEMPTED))), made)
 
 
 DRAFTED = ("legato.engine.speculation.draft_tokens", "vllm:spec_decode_num_draft_tokens_total")
@@ -290,13 +311,13 @@ def gpu_clocks(past: Past, view: View) -> list[Row]:
 
 def throttling(past: Past, view: View) -> list[Row]:
     """The share of time with throttling, by GPU and reason."""
-    rows = _grown(_samples(past, view, "hw.gpu.throttle.time"))
+    rows = _in_whole_minutes(view, _grown(_samples(past, view, "hw.gpu.throttle.time")))
 
     def key(row: Row) -> Any:
         return _point(view, row), f"{_node(row)} · {row['attributes']['hw.id']} · {row['attributes']['reason']}"
 
     def made(key: Any, group: list[Row]) -> Row:
-        return {"time": key[0], "why": key[1], "share of time": sum(row["grown"] for row in group) / max(60, view.point_s)}
+        return {"time": key[0], "why": key[1], "share of time": sum(row["grown"] for row in group) / view.seconds_of(key[0])}
 
     return grouped(rows, key, made)
 

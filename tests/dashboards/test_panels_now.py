@@ -314,6 +314,35 @@ def test_a_wait_of_clients_without_a_usual_time_pages_at_their_server(store: Sto
     assert firing(store) == []
 
 
+def judge(store: Store, which: str, earlier_us: int) -> None:
+    """Store a verdict on the open gap of these streams, or on one that began so much earlier."""
+    key = "tenant, start_time, trace_id, span_id"
+    store.command(
+        f"INSERT INTO verdicts ({key}, gap_start_us, cause, confidence, judged_at) "
+        f"SELECT {key}, gap_start_us - {earlier_us}, 'kv_pressure', 'likely', now64(3) FROM stalled_streams WHERE {which}"
+    )
+
+
+def test_the_cause_so_far_is_that_of_the_open_gap(store: Store) -> None:
+    """Not that of an earlier gap of the stream, for the board and the command; a server's stream has the cause of its client's."""
+    silent(store, 1, 40)
+    silent(store, 1, 45, vantage="server", service="engine")
+    silent(store, 2, 35)
+    judge(store, "substring(trace_id, 1, 1) = char(1) AND vantage = 'client'", 0)
+    judge(store, "substring(trace_id, 1, 1) = char(2)", 500_000)
+    with reading(store) as url, httpx.Client(timeout=60) as client:
+        asked = Asked(Past(time.time_ns(), "", {}), store, url, client)
+        listed = asked.panel("now", "Stalled now", asked.past.view("", 1, 60)).as_rows()
+        found = fetch(Reader(url).rows, LiveQuery())
+    assert [(row["stream"][:2], row["vantage"], row["cause so far"]) for row in listed] == [
+        ("01", "server", "kv_pressure"), ("01", "client", "kv_pressure"), ("02", "client", "not judged yet"),
+    ]  # fmt: skip
+    console = Console(width=160)
+    with console.capture() as capture:
+        console.print(render(found, LiveQuery()))
+    assert capture.get().count("kv_pressure") == 1 and capture.get().count("not judged yet") == 2
+
+
 def test_one_incident_pages_once(store: Store) -> None:
     """The server's row of the same streams does not fire; a server without clients does."""
     for number in (1, 2, 3):
@@ -358,7 +387,7 @@ def test_the_board_and_the_command_show_the_same(store: Store) -> None:
     with console.capture() as capture:
         console.print(render(found, LiveQuery()))
     text = capture.get()
-    assert [tuple(row.values()) for row in shown["In flight now"]] == [(8, 3, 3)]
+    assert [tuple(row.values()) for row in shown["In flight now"]] == [(4, None, 4, 2, 2)]
     assert [(row["stream"][:2], row["vantage"], row["engine"], row["cause so far"]) for row in shown["Stalled now"]] == [
         ("01", "client", "gpu-1", "not judged yet"),
         ("01", "server", "gpu-1", "not judged yet"),

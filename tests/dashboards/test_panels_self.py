@@ -46,9 +46,10 @@ def _rates(metrics: str, named: Callable[[Row], str]) -> Any:
             for row in sorted(series, key=lambda row: row["recorded_at"]):
                 value, key = row["value"], (_point(view, row), named(row))
                 more = 0.0 if before is None else value - before if value >= before else value
-                grown[key] = grown.get(key, 0.0) + more
+                if view.has_whole_minute(row["recorded_at"] / 10**9):
+                    grown[key] = grown.get(key, 0.0) + more
                 before = value
-        return [{"time": at, "what": what, "per minute": 60 * more / max(60, view.point_s)} for (at, what), more in sorted(grown.items())]
+        return [{"time": at, "what": what, "per minute": 60 * more / view.seconds_of(at)} for (at, what), more in sorted(grown.items())]
 
     return expected
 

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from dashboards.sql_fragments import SECONDS_OF_POINT, in_whole_minutes
 from helpers.dashboards.panels import Asked, Past, Row, View, check, grouped, panels, quantile, ratio, same, shown, views
+from legato_ingest.dashboards.macros import Range
 
 BOARD = "streams"
 
@@ -68,11 +70,11 @@ def _number(title: str, value: float | None, n: int, scale: str = "") -> list[Ro
 
 
 def traffic(past: Past, view: View) -> list[Row]:
-    """Streams that began per minute; a point has at least 60 s."""
+    """Streams that began per minute, over the complete minutes of a point."""
     return grouped(
-        shown(past.streams, view),
+        [row for row in shown(past.streams, view) if view.has_whole_minute(row["minute"])],
         lambda row: (view.point(row["minute"]), f"{row['service_name']} · {row['vantage']}"),
-        lambda key, rows: {"time": key[0], "service": key[1], "streams per minute": 60 * len(rows) / max(60, view.point_s)},
+        lambda key, rows: {"time": key[0], "service": key[1], "streams per minute": 60 * len(rows) / view.seconds_of(key[0])},
     )
 
 
@@ -245,6 +247,18 @@ def test_a_panel_matches_the_streams(asked: Asked, title: str) -> None:
 def test_every_panel_is_expected() -> None:
     """Every panel of the dashboard has an expectation in this module."""
     assert EXPECTED.keys() | SEPARATE == panels(BOARD).keys()
+
+
+@pytest.mark.parametrize("point_s", [60, 120, 600, 3600])
+@pytest.mark.parametrize("to_s", [0, 1, 30, 59])
+def test_a_constant_rate_is_a_constant_curve(asked: Asked, point_s: int, to_s: int) -> None:
+    """At both ends of a range, wherever they are in a point or in a minute."""
+    low, high = 1_790_000_000 // 3600 * 3600 + 757, 1_790_000_000 // 3600 * 3600 + 3600 * 3 + 60 * 17 + to_s
+    sql = f"""SELECT $__timeInterval(minute) AS time, 60 * 7 * count() / {SECONDS_OF_POINT} AS rate
+    FROM (SELECT toDateTime({low // 60 * 60 - 600} + 60 * number, 'UTC') AS minute FROM numbers(300))
+    WHERE {in_whole_minutes("minute")} GROUP BY time"""
+    answer = asked.sql(sql, View("", Range(low * 1000, high * 1000, point_s * 1000)))
+    assert len(answer.rows) >= (high - low) // point_s - 1 and {rate for _, rate in answer.rows} == {7.0}
 
 
 @pytest.mark.parametrize(("title", "other"), [("Stalled time by cause", "attribution"), ("In flight now", "now")])

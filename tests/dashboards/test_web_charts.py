@@ -95,6 +95,26 @@ def test_ticks_are_few_and_increase(page: Page) -> None:
         assert all(before < after for before, after in zip(ticks, ticks[1:], strict=False)), (case, axis)
 
 
+@pytest.mark.parametrize(("most", "unit"), [(138, "s"), (2.3, "m"), (138_000, "ms")])
+def test_ticks_of_a_duration_are_round_seconds(page: Page, most: float, unit: str) -> None:
+    """From 10 s on: 50 s would be followed by 1.67 minutes."""
+    (axis,) = axes(page, ((0, most), unit, {}))
+    assert axis["texts"][1:] == ["30 s", "1 min", "1.5 mins", "2 mins", "2.5 mins"][: len(axis["texts"]) - 1] and len(axis["texts"]) >= 5
+
+
+def test_a_stack_lists_its_largest_part_first(page: Page) -> None:
+    """The colour of a part stays that of its name."""
+    times = [BEGIN_MS, BEGIN_MS + MINUTE_MS] * 3
+    columns: dict[str, tuple[str, list[Any]]] = {
+        "time": ("DateTime64(3)", times),
+        "cause": ("String", ["front_end"] * 2 + ["kv_pressure"] * 2 + ["scheduling"] * 2),
+        "seconds": ("Float64", [0.1, 0.2, 4.0, 5.0, 7.0, 1.0]),
+    }
+    draw(page, board_panel("legato-streams", "Stalled time by cause"), columns)
+    names = page.locator("#chart .pn-legend-name").all_inner_texts()
+    assert names == ["kv_pressure", "scheduling", "front_end"]
+
+
 def test_an_axis_has_the_values(page: Page) -> None:
     """Values that are far from 0 have an axis without it; equal ones one from 0."""
     usual, apart, equal = axes(page, ((0.0, 7.0), "short", {}), ((50.0, 52.0), "celsius", {}), ((50.0, 50.00000000000001), "celsius", {}))

@@ -156,7 +156,8 @@ def test_a_query_is_cancelled_when_its_page_is_left(browser: Browser, page_url: 
     """A slow panel shows that it loads; another dashboard ends its request."""
     with opened(browser, "about:blank") as (page, _):
         page.route("**/api/query", lambda route: None if asked_for(route.request, "Traffic") else route.continue_())
-        page.goto(f"{page_url}/d/legato-streams?{span}")
+        with page.expect_request(lambda request: asked_for(request, "Traffic")):
+            page.goto(f"{page_url}/d/legato-streams?{span}")
         expect(page.locator("section.panel[aria-label='Traffic']")).to_have_class(re.compile("loading"))
         with page.expect_event("requestfailed", lambda request: "ABORTED" in (request.failure or "")):
             page.get_by_role("navigation").get_by_role("link", name="Runbook").click()

@@ -34,6 +34,24 @@ def test_names_from_the_store_stay_text(browser: Browser, store: Store) -> None:
         assert seen.errors == []
 
 
+def test_a_store_of_servers_alone_is_shown(browser: Browser, store: Store) -> None:
+    """The dashboard's choice of clients, which the store does not have, is All, and the bar says so; a client that comes brings it back."""
+    at = {"legato.stream.vantage": "server"}
+    streams_in(store, [stream(gaps_ms=(20.0, 900.0), attributes=at)], service="engine")
+    RollupWorker(store, load(), Metrics()).step()
+    with web_page(store) as address, opened(browser, f"{address}/?refresh=", height=6_000) as (page, seen):
+        settled(page)
+        expect(page.get_by_label("vantage: All")).to_be_visible()
+        assert page.locator("section.panel[aria-label='Worst streams'] tbody tr").count() == 1
+        assert "var-vantage" not in page.url and seen.errors == []
+        streams_in(store, [stream(gaps_ms=(20.0, 900.0))], service="shop", seed=8)
+        RollupWorker(store, load(), Metrics()).step()
+        page.reload()
+        settled(page)
+        expect(page.get_by_label("vantage: client")).to_be_visible()
+        expect(page.locator("section.panel[aria-label='Worst streams'] tbody tr")).to_have_count(1)
+
+
 def test_an_empty_store_says_so(browser: Browser, store: Store) -> None:
     """Dashboards with all types of panels draw over a store without rows, and each panel gives its reason."""
     with web_page(store) as address:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from urllib.parse import urlsplit
 
 import pytest
@@ -26,6 +27,21 @@ def test_a_stream_of_a_table_is_one_click_away(browser: Browser, page_url: str, 
         page.go_back()
         expect(page.locator("h1")).to_contain_text("Streams")
         assert seen.errors == []
+
+
+def test_now_shows_the_verdict_of_any_vantage(browser: Browser, page_url: str) -> None:
+    """Of the open gap, at whichever vantage it was judged; the row of another vantage may be first."""
+    stalled = {"trace": "0c" * 16, "service": "shop", "model": "m", "engine": "", "silence_us": 5_000_000, "gap_start_us": "7803000"}
+    none = {"cause": "", "confidence": "", "judged_start_us": "0"}
+    found = {"cause": "kv_pressure", "confidence": "likely", "judged_start_us": "7803000"}
+    rows = [{**stalled, **none, "vantage": "server"}, {**stalled, **found, "vantage": "client"}]
+    event = json.dumps({"in_flight": [], "stalled": rows, "stalled_streams": 1, "engines": []})
+    with opened(browser, "about:blank") as (page, _):
+        page.route("**/api/now", lambda route: route.fulfill(content_type="text/event-stream", body=f"event: now\ndata: {event}\n\n"))
+        page.goto(f"{page_url}/d/legato-now?refresh=")
+        expect(page.locator(".live-stalled li")).to_have_count(1)
+        expect(page.locator(".live-stalled li")).to_contain_text("likely")
+        expect(page.locator(".live-stalled li")).to_contain_text("server and client")
 
 
 def test_now_is_pushed_by_the_server(browser: Browser, page_url: str) -> None:

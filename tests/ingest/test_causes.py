@@ -105,7 +105,8 @@ from legato_ingest.rollups import queries
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
 own = verdict("cosmic_ray", {"cosmic_ray": 400})
-assert own.names() == ["cosmic_ray"] and confidences(["cosmic_ray"], own, np.array([False]), None, [{}], np.array([False])) == ["likely"]
+no = np.array([False])
+assert own.names() == ["cosmic_ray"] and confidences(["cosmic_ray"], own, no, None, [{}], no, no) == ["likely"]
 gap, other = client_gap(400, hold_known=True), verdict("unknown", {"unknown": 400})
 assert excluded_by_records(gap, other, np.array([0]), None)[0]["cosmic_ray"] == "no ray was seen"
 assert "cosmic_ray" in table.REPLAYABLE and "'cosmic_ray'" in str(queries.STREAM_ROLLUPS)

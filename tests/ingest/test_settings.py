@@ -52,7 +52,7 @@ def test_options_take_precedence_over_the_environment(monkeypatch: pytest.Monkey
     ("OTLP_PORT", "0"), ("OTLP_PORT", "65536"), ("OTLP_PORT", "http"),
     ("RETENTION_DAYS", "-1"), ("QUERIES_MAX", "0"), ("BODY_BYTES_MAX", "1.5"), ("CORS_ORIGINS", "https://a/page"), ("CORS_ORIGINS", "a"),
     ("CHUNKS_PER_REQUEST_MAX", "65535"), ("STORE", "chdb://relative/path"), ("STORE", "http://localhost:8123"),
-    ("STORE", "/a/path"), ("STORE", ""),
+    ("STORE", "/a/path"), ("STORE", ""), ("BODY_BYTES_MAX", "2147483648"),
 ])  # fmt: skip
 def test_an_invalid_setting_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     """By its variable."""
@@ -119,10 +119,19 @@ def test_a_url_names_a_server_or_a_folder(url: str, address: object) -> None:
     assert address_of(url) == address
 
 
+def test_every_link_names_the_same_store(tmp_path: pathlib.Path) -> None:
+    """Its lock and its admin socket are next to it: a command that names a link finds the running server."""
+    store, link = tmp_path / "store", tmp_path / "links" / "store"
+    link.parent.mkdir()
+    link.symlink_to(store)
+    # Also before the first start.
+    assert load(store=f"chdb://{link}").store_path == load(store=f"chdb://{store}").store_path == store.resolve()
+
+
 @pytest.mark.parametrize(
     "url",
     ["", "x", "chdb://relative", "chdb:relative", "mysql://h/d", "clickhouse:///d", "clickhouse://h/a/b", "clickhouse://h/d?x=1", "clickhouse://h:x/d",
-     "clickhouse://u:secret@h/d", "http://h"],
+     "clickhouse://u:secret@h/d", "http://h", "chdb:///a#1", "chdb:///a?b", "chdb:///a?"],
 )  # fmt: skip
 def test_a_wrong_url_is_refused_without_its_password(url: str) -> None:
     """In one line with the expected form."""

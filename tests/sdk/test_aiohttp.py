@@ -95,6 +95,22 @@ async def at_once(response: Any) -> None:
     assert "crossing" in await response.text()
 
 
+@pytest.mark.parametrize("by_session", [True, False])
+def test_a_body_that_is_passed_on_compressed(url: str, spans: Spans, columns: Columns, by_session: bool) -> None:
+    """As a proxy does: the session or the request says that it is not to be decompressed."""
+
+    async def run() -> None:
+        async with (
+            aiohttp.ClientSession(auto_decompress=not by_session) as session,
+            session.post(f"{url}/anthropic?gzip", json={"stream": True}, auto_decompress=None if by_session else False) as response,
+        ):
+            await by_part(response)
+
+    asyncio.run(run())
+    (span,) = spans()
+    assert of([span])["legato.stream.outcome"] == "complete" and sum(columns(span)["sizes"]) == CONTENT
+
+
 @pytest.mark.parametrize("read", [by_line, by_part, by_size, by_chunk, at_once])
 @pytest.mark.parametrize("path", ["anthropic?step", "ollama?gzip&step"])
 def test_every_way_to_read(

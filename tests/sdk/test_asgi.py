@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import subprocess
 import sys
@@ -186,6 +188,42 @@ def test_a_client_that_leaves_is_a_cancel_and_a_provider_that_breaks_an_error(ur
         httpx.post(f"{url}/anthropic?break")
     assert of(left)["legato.stream.outcome"] == "client_cancel"
     assert (arrived(spans, 2)[-1].attributes or {})["legato.stream.outcome"] == "upstream_error"
+
+
+@pytest.mark.parametrize(
+    "event", ["data: text\n\n", 'data: {"object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"t"}}]}\n\n']
+)
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [
+        ("the client leaves", ("client_cancel", None)),
+        ("the client leaves, and a middleware ends the response", ("client_cancel", None)),
+        ("the server stops", ("upstream_error", "server_cancelled")),
+    ],
+)
+def test_a_client_that_leaves_and_a_server_that_stops(spans: Spans, event: str, end: str, expected: tuple[str, str | None]) -> None:
+    """Starlette's `BaseHTTPMiddleware` sends an empty last part to a client that has left. A server that stops cancels its requests."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "headers": [(b"content-type", b"text/event-stream")]})
+        await send({"type": "http.response.body", "body": event.encode(), "more_body": True})
+        if end == "the server stops":
+            raise asyncio.CancelledError
+        assert (await receive())["type"] == "http.disconnect"
+        if "middleware" in end:
+            await send({"type": "http.response.body", "body": b""})
+
+    async def receive() -> Any:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        """Send nothing."""
+
+    scope = {"type": "http", "path": "/chat", "method": "POST", "headers": []}
+    with contextlib.suppress(asyncio.CancelledError):
+        asyncio.run(StreamMiddleware(app)(scope, receive, send))
+    found = of(spans())
+    assert (found["legato.stream.outcome"], found.get("error.type")) == expected
 
 
 def test_a_server_that_streams_from_a_provider_has_one_trace(url: str, spans: Spans) -> None:

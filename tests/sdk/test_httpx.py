@@ -75,6 +75,20 @@ def test_every_format(url: str, spans: Spans, columns: Columns, name: str) -> No
     assert abs((span.end_time - span.start_time) // 1000 - chunks["times_us"][-1]) <= 1
 
 
+@pytest.mark.parametrize("own", [{}, {"tracestate": "own=1"}, {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}])
+def test_a_request_that_is_sent_again_carries_its_own_trace(url: str, spans: Spans, own: dict[str, str]) -> None:
+    """Not that of the first stream, which the request would keep. The application's headers stay as they are."""
+    with httpx.Client() as client:
+        request = client.build_request("POST", f"{url}/anthropic", json={"stream": True}, headers=own)
+        before, sent = dict(request.headers), []
+        for _ in range(2):
+            client.send(request, stream=True).read()
+            sent.append(seen[-1]["traceparent"])
+            assert dict(request.headers) == before
+    carried = [f"00-{span.context.trace_id:032x}-{span.context.span_id:016x}" for span in spans() if span.context]
+    assert [each[:52] in given for each, given in zip(carried, sent, strict=True)] == ["traceparent" not in own] * 2
+
+
 def test_geminis_array_and_the_model_in_its_address(url: str, spans: Spans, columns: Columns) -> None:
     """Without server-sent events, and without a model in the body."""
     with httpx.stream("POST", url + GEMINI, json={"contents": []}) as response:
@@ -240,6 +254,9 @@ def test_everything_at_once(url: str, spans: Spans) -> None:
         ("/v1/messages", b'{"model":7,"stream":"yes"}', ("", False)),
         ("/v1/messages", b'{"model":', ("", False)),
         ("/model/claude/converse-stream", b"", ("claude", True)),
+        ("/model/a.claude-v2:0/invoke-with-response-stream", b"", ("a.claude-v2:0", True)),
+        ("/model/arn%3Aaws%3Abedrock%3Aprofile%2Fp1/converse-stream", b"", ("arn:aws:bedrock:profile/p1", True)),
+        ("/model/arn:aws:bedrock:profile/p1/converse-stream", b"", ("arn:aws:bedrock:profile/p1", True)),
         ("/v1beta/models/g-1:generateContent", b"{}", ("g-1", False)),
         ("/x", json.dumps({"messages": ['"model": "wrong", "stream": true' * 9000], "model": "m", "stream": True}).encode(), ("m", True)),
         ("/x", json.dumps({"messages": ['"model": "wrong", "stream": true' * 9000]}).encode(), ("", False)),

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
+import gzip
+import pickle
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -16,6 +19,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 
 import legato
 from helpers.builders.completions import WORDS, completions_server, seen_headers
+from helpers.builders.formats import FORMATS
+from helpers.builders.formats import WORDS as FORMATS_WORDS
 from helpers.servers.waiting import until
 
 Spans = Callable[[], list[ReadableSpan]]
@@ -246,6 +251,32 @@ def test_asynchronous_ends(url: str, spans: Spans) -> None:
     asyncio.run(run())
     gc.collect()
     assert [only([span])["legato.stream.outcome"] for span in spans()] == ["complete", "client_cancel", "client_cancel"]
+
+
+def test_a_response_that_is_read_below_openai(client: openai.OpenAI, spans: Spans, columns: Columns) -> None:
+    """Its bytes as a proxy passes them on; a response that was read can be pickled."""
+    response = client.chat.completions.with_raw_response.create(model="normal", messages=[], stream=True).http_response
+    assert b"".join(response.iter_raw())
+    again = client.chat.completions.with_raw_response.create(model="normal", messages=[], stream=True).http_response
+    again.read()
+    assert pickle.loads(pickle.dumps(again)).content == again.content == copy.deepcopy(again).content
+    found = spans()
+    assert [(span.attributes or {})["legato.stream.outcome"] for span in found] == ["complete"] * 2
+    assert len(columns(found[0])["sizes"]) == len(columns(found[1])["sizes"]) > 2
+
+
+@pytest.mark.usefixtures("url")
+def test_a_compressed_response(spans: Spans, columns: Columns) -> None:
+    """The bytes of the wire are those that were sent; the content is that of the events."""
+    events = b"".join(FORMATS["openai-chat"].events)
+    body = gzip.compress(events)
+    headers = {"content-type": "text/event-stream", "content-encoding": "gzip"}
+    transport = httpx2.MockTransport(lambda request: httpx2.Response(200, headers=headers, content=iter([body[:40], body[40:]])))
+    with httpx2.Client(transport=transport) as http:
+        assert list(start_stream(openai.OpenAI(base_url="http://host", api_key="none", http_client=http)))
+    (span,) = spans()
+    assert only([span])["legato.stream.outcome"] == "complete" and only([span])["legato.stream.wire_bytes"] == len(body)
+    assert sum(columns(span)["sizes"]) == sum(len(word.encode()) for word in FORMATS_WORDS)
 
 
 def test_it_can_be_undone(client: openai.OpenAI, spans: Spans) -> None:

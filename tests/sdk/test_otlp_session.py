@@ -1,7 +1,8 @@
-"""The headers of Legato's exports beside OpenTelemetry's variables: credentials of another backend do not reach Legato's endpoint."""
+"""The headers of Legato's exports: credentials of another backend, or of a .netrc, do not reach Legato's endpoint; no proxy to loopback."""
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,13 +51,33 @@ def test_headers_of_another_host_are_left_out(
     """``sent``: the Authorization of traces and of metrics. The variable of a signal comes before the general one."""
     for name, value in {**environ, "OTEL_EXPORTER_OTLP_HEADERS": f"Authorization={VENDOR.replace(' ', '%20')}"}.items():
         monkeypatch.setenv(name, value)
+    assert exported(headers) == sent
+
+
+@pytest.mark.parametrize(("headers", "authorization"), [({"Authorization": OWN}, OWN), (None, "")])
+def test_neither_a_netrc_nor_a_proxy_is_used(
+    headers: dict[str, str] | None, authorization: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another's password does not replace the token, and exports to this machine do not leave it."""
+    (tmp_path / "netrc").write_text("default login name password secret\n", encoding="ascii")
+    (tmp_path / "netrc").chmod(0o600)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    assert exported(headers) == (authorization, authorization)
+
+
+def exported(headers: dict[str, str] | None) -> tuple[str, str]:
+    """Export a span and a gauge with these headers. Return the Authorization of both requests."""
     with receiver() as endpoint:
         provider = Provider(endpoint.url, headers, Resource({"service.name": "s"}), 1.0)
-        provider.tracer.start_span("chat m").end()
+        provider.provider.get_tracer("legato").start_span("chat m").end()
         assert provider._sender.flush(30)
         gauge = InFlight(f"{endpoint.url}/v1/metrics", headers, {"service.name": "s"})
         report = gauge._reporter()
         with legato.stream(model="m"):
             report()
         found = {each.path: each.authorization for each in endpoint.accepted}
-    assert (found["/v1/traces"], found["/v1/metrics"]) == sent
+    return found["/v1/traces"], found["/v1/metrics"]

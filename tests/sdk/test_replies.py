@@ -15,7 +15,7 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 
 import legato
-from helpers.servers.serving import serve_process
+from helpers.servers.serving import serve_process, served
 from legato._recorder import Origin, StreamRecorder
 from legato._replies import Replies
 from legato._spans import start_span
@@ -38,8 +38,8 @@ def export(otlp: str, token: str) -> subprocess.CompletedProcess[str]:
 def test_a_refused_token_is_visible(tmp_path: pathlib.Path) -> None:
     """``flush`` returns False, ``stats`` counts it, and the log says what to do; the token stands nowhere."""
     (tmp_path / "tokens").write_text("", encoding="utf-8")
-    with serve_process(tmp_path / "store", LEGATO_TOKENS_FILE=str(tmp_path / "tokens")) as served:
-        done = export(served.otlp, "wrong-token")
+    with serve_process(tmp_path / "store", LEGATO_TOKENS_FILE=str(tmp_path / "tokens")) as server:
+        done = export(server.otlp, "wrong-token")
     assert done.stdout.split() == ["False", "1"], done
     assert "HTTP 401" in done.stderr and "legato token add" in done.stderr and "wrong-token" not in done.stderr
 
@@ -53,6 +53,30 @@ def test_only_a_final_refusal_counts(statuses: tuple[int, ...], refused: int, is
     for status in statuses:
         replies.note(SimpleNamespace(status_code=status))
     assert (replies.refused, replies.is_refused) == (refused, is_refused)
+
+
+@pytest.mark.parametrize(
+    ("status", "content_type", "body", "stdout"),
+    [
+        (200, "text/html; charset=utf-8", b"<html>login</html>", ["False", "1"]),
+        (302, "text/html", b"", ["False", "1"]),
+        (200, "application/json", b"{}", ["True", "0"]),
+        (200, "text/plain", b"", ["True", "0"]),
+    ],
+)
+def test_a_page_is_a_refusal(status: int, content_type: str, body: bytes, stdout: list[str]) -> None:
+    """A login answers with a page, or with a redirect to one."""
+
+    async def login(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            headers = [(b"content-type", content_type.encode()), (b"location", b"/login")]
+            await send({"type": "http.response.start", "status": status, "headers": headers})
+            await send({"type": "http.response.body", "body": body})
+
+    with served(login) as url:
+        done = export(url, "")
+    assert done.stdout.split() == stdout
+    assert ("a page or a redirect answers" in done.stderr) is (stdout[0] == "False")
 
 
 WRONG = [("7",), (-1,), (1.5,), (None,), (3, "4"), (3, -4), (3, None, 99), (3, None, "text")]

@@ -79,6 +79,17 @@ def test_failures(url: str, spans: Spans, path: str, outcome: str, error: str) -
     assert (of(spans())["legato.stream.outcome"], of(spans())["error.type"]) == (outcome, error)
 
 
+def test_a_request_that_is_sent_again_carries_its_own_trace(url: str, spans: Spans) -> None:
+    """Not that of the first stream, which the request would keep."""
+    with requests.Session() as session:
+        request = session.prepare_request(requests.Request("POST", f"{url}/anthropic", json={"stream": True}))
+        sent = []
+        for _ in range(2):
+            assert session.send(request, stream=True).content
+            sent.append(seen[-1]["traceparent"])
+    assert [f"{span.context.span_id:016x}" in given for span, given in zip(spans(), sent, strict=True) if span.context] == [True, True]
+
+
 def test_leaving_and_no_stream(url: str, spans: Spans) -> None:
     """Closing early is a cancel; a response that is not streamed has no row, nor has any without the instrumentation."""
     with ask(url, "anthropic?pause=1") as response:
@@ -101,6 +112,40 @@ def test_the_body_alone_has_all_of_the_stream(url: str, spans: Spans, columns: C
     with ask(url, "anthropic?pause=1") as response:
         assert isinstance(response.raw, urllib3.HTTPResponse) and type(response.raw).__name__ == "HTTPResponse"
         assert list(type(response.raw)(io.BytesIO(b"own"), preload_content=False).stream()) == [b"own"]
+
+
+RAW: dict[str, Callable[[Any], object]] = {
+    "stream": lambda raw: list(raw.stream(64)),
+    "stream as it is": lambda raw: list(raw.stream(64, False)),
+    "stream decompressed": lambda raw: list(raw.stream(64, decode_content=True)),
+    "read": lambda raw: list(iter(lambda: raw.read(64), b"")),
+    "read1": lambda raw: list(iter(lambda: raw.read1(64), b"")),
+    "read at once": lambda raw: raw.read(),
+    "read into": lambda raw: io.BufferedReader(raw).read(),
+    "chunks": lambda raw: list(raw.read_chunked()),
+    "lines": list,
+}
+
+
+@pytest.mark.parametrize("path", ["anthropic", "anthropic?gzip"])
+@pytest.mark.parametrize("way", sorted(RAW))
+def test_every_way_to_read_the_body(url: str, spans: Spans, columns: Columns, path: str, way: str) -> None:
+    """Also as it is on the wire, which proxies pass on: compressed."""
+    with ask(url, path) as response:
+        RAW[way](response.raw)
+    (span,) = spans()
+    assert of([span])["legato.stream.outcome"] == "complete" and sum(columns(span)["sizes"]) == CONTENT
+
+
+def test_a_read_that_fails_or_is_the_last(url: str, spans: Spans) -> None:
+    """The error's type is that of the layer that noticed it; who stops before the end has cancelled."""
+    with ask(url, "anthropic?break") as response, pytest.raises(urllib3.exceptions.ProtocolError):
+        response.raw.read()
+    with ask(url, "anthropic?pause=1") as response:
+        assert response.raw.read(0) == b"" and response.raw.read(1)
+    found = [span.attributes or {} for span in spans()]
+    assert [each["legato.stream.outcome"] for each in found] == ["upstream_error", "client_cancel"]
+    assert found[0]["error.type"] == "urllib3.exceptions.ProtocolError"
 
 
 def test_a_response_that_is_dropped_is_freed_at_once(url: str, spans: Spans) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import MagicMock
 
 import aiohttp
 import httpx
+import openai
 import pytest
 import requests
 from opentelemetry import trace
@@ -17,9 +20,11 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import legato
+from helpers.servers.formats import formats_app
+from helpers.servers.serving import served
 from helpers.servers.waiting import until
 from legato._clock import now_ns
-from legato._request import SentRequest
+from legato._request import SentRequest, is_callers_error
 from legato._worker import Worker, worker
 
 Spans = Callable[[], list[ReadableSpan]]
@@ -187,6 +192,74 @@ def test_a_propagator_that_fails_takes_only_the_trace_context(spans: Spans, monk
     assert sent.trace_headers() == {}
     sent.failed(TimeoutError())
     assert [(span.attributes or {})["legato.stream.outcome"] for span in spans()] == ["timeout"]
+
+
+HOOKS: dict[str, Callable[[str], Any]] = {
+    "httpx": lambda url: httpx.Client(event_hooks={"response": [httpx.Response.raise_for_status]}).send(
+        httpx.Request("POST", url, json={"stream": True}), stream=True
+    ),
+    "requests": lambda url: requests.post(
+        url, json={"stream": True}, stream=True, hooks={"response": lambda response, **_: response.raise_for_status()}, timeout=30
+    ),
+    "aiohttp": lambda url: asyncio.run(_raised_by_aiohttp(url)),
+}
+
+
+async def _raised_by_aiohttp(url: str) -> None:
+    async with aiohttp.ClientSession(raise_for_status=True) as session, session.post(url, json={"stream": True}):
+        pass
+
+
+@pytest.mark.usefixtures("url")
+@pytest.mark.parametrize("client", sorted(HOOKS))
+def test_a_status_that_the_client_raises_is_a_status(spans: Spans, client: str) -> None:
+    """One of the caller's errors has no row; the type of another is the status, as where the application raises it later."""
+    with served(formats_app()) as base:
+        for status in (400, 503):
+            with pytest.raises((httpx.HTTPStatusError, requests.HTTPError, aiohttp.ClientResponseError)):
+                HOOKS[client](f"{base}/anthropic?status={status}")
+    assert [(span.attributes or {})["error.type"] for span in spans()] == ["http_503"]
+
+
+def _with(headers: dict[str, str], url: str = "http://127.0.0.1:9/v1/chat/completions") -> Any:
+    client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+    return client.chat.completions.create(model="m", messages=[], stream=True, extra_headers=headers)
+
+
+@pytest.mark.parametrize(
+    ("ask", "rows"),
+    [
+        (lambda url: _with({"x-name": "\u00e9"}), 0),
+        (lambda url: _with({}, "host/v1"), 0),
+        (lambda url: _with({}), 1),
+        (lambda url: httpx.Client().send(httpx.Request("POST", url, json={"stream": True}, headers={"a": "b\nc"}), stream=True), 0),
+        (lambda url: with_httpx("ftp://host", 1), 0),
+        (lambda url: with_requests("host/path", 1), 0),
+        (lambda url: with_aiohttp("host/path", 1), 0),
+        (lambda url: with_aiohttp("http://127.0.0.1:9", 9), 1),
+    ],
+)
+def test_a_request_that_cannot_be_sent_has_no_row(url: str, spans: Spans, ask: Callable[[str], Any], rows: int) -> None:
+    """A wrong header or URL is an error of the caller's; a server that is not there is none."""
+    legato.instrument_openai()
+    with pytest.raises(Exception):  # noqa: B017 - each library has other classes
+        ask(url)
+    legato.uninstrument_openai()
+    assert [(span.attributes or {})["legato.stream.outcome"] for span in spans()] == ["upstream_error"] * rows
+
+
+@pytest.mark.parametrize(
+    ("error", "cause", "expected"),
+    [
+        (aiohttp.ClientResponseError(MagicMock(), (), status=400), None, True),
+        (aiohttp.ClientResponseError(MagicMock(), (), status=400), aiohttp.http.HttpProcessingError(code=400), False),
+        (ssl.SSLCertVerificationError("expired"), None, False),
+    ],
+)
+def test_an_error_of_the_servers_is_not_the_callers(error: BaseException, cause: BaseException | None, expected: bool) -> None:
+    """aiohttp raises garbage with the status 400, and a wrong certificate is a ValueError."""
+    error.__cause__ = cause
+    assert is_callers_error(error) is expected
 
 
 def test_what_only_accepts_events_is_not_reported_before_its_headers(

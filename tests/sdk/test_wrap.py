@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, closing, contextmanager
 from typing import Any
 
 import httpx
@@ -258,6 +258,58 @@ def test_asynchronous_items_and_their_end(spans: Spans, columns: Columns) -> Non
 
     asyncio.run(run())
     assert of(spans())["legato.stream.outcome"] == "client_cancel"
+
+
+class LibraryStream:
+    """A stream as those of `openai`: both iterators are generators over it, and only its own ``close`` closes the connection."""
+
+    def __init__(self) -> None:
+        self.closed: list[str] = []
+
+    def __iter__(self) -> Iterator[str]:
+        try:
+            yield from WORDS
+        finally:
+            self.closed.append("iterator")
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.closed.append("stream")
+
+
+class AsyncLibraryStream(LibraryStream):
+    """Such an asynchronous stream."""
+
+    __iter__ = None  # type: ignore[assignment]
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        try:
+            for word in WORDS:
+                yield word
+        finally:
+            self.closed.append("iterator")
+
+    async def close(self) -> None:  # type: ignore[override]
+        """Close the connection."""
+        self.closed.append("stream")
+
+
+@pytest.mark.parametrize("is_block", [False, True])
+def test_closing_closes_the_stream_itself(spans: Spans, is_block: bool) -> None:
+    """The provider goes on generating while the connection is open."""
+    stream, asynchronous = LibraryStream(), AsyncLibraryStream()
+    wrapped = legato.wrap(stream)
+    with wrapped if is_block else closing(wrapped):
+        next(wrapped)
+
+    async def run() -> None:
+        wrapped = legato.wrap(asynchronous)
+        async with wrapped if is_block else aclosing(wrapped):
+            await anext(wrapped)
+
+    asyncio.run(run())
+    assert stream.closed == asynchronous.closed == ["iterator", "stream"]
+    assert [(span.attributes or {})["legato.stream.outcome"] for span in spans()] == ["client_cancel"] * 2
 
 
 def test_a_source_that_has_not_sent_its_request_is_not_reported(spans: Spans) -> None:

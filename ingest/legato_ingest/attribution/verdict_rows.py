@@ -95,11 +95,14 @@ def _verdict(judgement: Judgement, rows: Ints, causes: list[str]) -> dict[str, p
     vantages = (("client", has_client), ("server", has_server.tolist()), ("engine", verdicts.aligned.tolist()))
     missing = [[name for name, seen in vantages if not seen[row]] for row in range(len(rows))]
     steps = judgement.engine.steps if judgement.engine is not None else None
+    preempted = judgement.engine.preempted if judgement.engine is not None else frozenset[str]()
+    was_preempted = np.array([stream.response_id in preempted for stream in streams], np.bool_)
     cpu_waits = [judgement.cpu_waits.get(row, {}) for row in rows.tolist()]
+    is_open = judgement.gaps.is_open[rows]
     return {
         "excess_us": pa.array((verdicts.excess_ns // 1000).astype(np.uint64)),
         "cause": pa.array(causes, pa.string()),
-        "confidence": pa.array(confidences(causes, verdicts, has_server, steps, cpu_waits, judgement.gaps.is_open[rows]), pa.string()),
+        "confidence": pa.array(confidences(causes, verdicts, has_server, steps, cpu_waits, is_open, was_preempted), pa.string()),
         "share": pa.array(verdicts.share.astype(np.float32)),
         "parts": pa.array(parts, pa.map_(pa.string(), pa.int64())),
         "missing": pa.array(missing, pa.list_(pa.string())),

@@ -23,7 +23,7 @@ from legato_ingest.attribution.model.vantage import Stream
 from legato_ingest.attribution.run import RunResult, attribute, attribute_streams, withdraw
 from legato_ingest.attribution.turns import TURN, Aside, Turns
 from legato_ingest.columns import NS_MAX
-from legato_ingest.errors import release
+from legato_ingest.errors import StoreUnavailable, release
 from legato_ingest.metrics import Metrics
 from legato_ingest.periodic import PeriodicWorker, record_run
 from legato_ingest.settings import Settings
@@ -167,12 +167,15 @@ class AttributionWorker(PeriodicWorker[RunResult]):
     def again(self, since_s: int) -> dict[str, float]:
         """Judge again all streams that started in the last ``since_s`` seconds (0: all). Returns the numbers and the duration.
 
-        It waits for a run in progress, because of two verdicts on a gap the newest counts, and that must be this one.
+        It waits for a run in progress, because of two verdicts on a gap the newest counts, and that must be this one. Raises
+        ``StoreUnavailable`` if the worker is stopped meanwhile.
         """
         started = time.monotonic()
         low = time.time_ns() - since_s * 1_000_000_000 if since_s else 0
         with self.exclusive:
             result = self._attribute(Due(max(0, low), NS_MAX))
+        if self.stopping:
+            raise StoreUnavailable("the server is stopping before all streams were judged; repeat the command after the restart")
         self._metrics.verdicts.inc(result.verdicts)
         return {"streams": result.streams, "verdicts": result.verdicts, "seconds": time.monotonic() - started}
 

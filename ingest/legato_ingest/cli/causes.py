@@ -67,7 +67,15 @@ def _without_gaps(result: BlameResult) -> list[RenderableType]:
     return [*_first_tokens(result), *_prefix_cache(result), *_speculation(result)]
 
 
+def _at_clients(result: BlameResult) -> str:
+    return (
+        f"{count(result.elsewhere)} stalls of this service's streams are judged at their clients: give the client's service with --service"
+    )
+
+
 def _nothing(result: BlameResult) -> str:
+    if result.elsewhere and not result.stalls:
+        return _at_clients(result)
     if result.stalls:
         return (
             f"{some(result.stalls, 'stall')}, and none has a verdict: `legato serve` judges some seconds after a stream's end, and leaves "
@@ -133,6 +141,8 @@ def _legend(result: BlameResult) -> str:
     lines.append(f"what to do about {worst}: docs/runbook.md, or the dashboard Runbook.")
     if missing:
         lines.append("missing evidence: " + ", ".join(f"{name} for {count(n)} of {count(total)}" for name, n in sorted(missing.items())))
+    if result.elsewhere:
+        lines.append(f"{_at_clients(result)}.")
     if result.stalls > result.judged:
         lines.append(unjudged(result))
     return "\n".join(lines)

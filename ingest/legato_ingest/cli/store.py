@@ -46,6 +46,9 @@ def backup(
     with Console(stderr=True).status("backing up, restoring, comparing …"):
         done = run(settings, name)
     print_line(f"{done['file']}: {done['rows']:,} rows of {done['tables']} tables, {done['bytes']:,} bytes; restored once, and identical")
+    # A server of an earlier version does not say.
+    if aside := done.get("aside"):
+        print_line(f"legato: {aside}", error=True)
 
 
 def restore(
@@ -79,7 +82,7 @@ def copy(
     from legato_ingest.storage import EmbeddedStore, migrate, open_store
     from legato_ingest.storage.copy import copy_rows, partitions_of, tables_of
     from legato_ingest.storage.lock import StoreLock
-    from legato_ingest.storage.wal import expect_all_stored
+    from legato_ingest.storage.wal import expect_all_stored, left_aside
 
     target_settings = load(store=to)
     if target_settings.server is None:
@@ -87,6 +90,7 @@ def copy(
     settings = store_settings(store)
     with StoreLock(settings.store_path):
         expect_all_stored(settings.store_path)
+        aside = left_aside(settings.store_path)
         source, target = EmbeddedStore(settings.store_path), open_store(target_settings)
         migrations = migrate.load(settings.schema_dir)
         for opened in (source, target):
@@ -112,3 +116,5 @@ def copy(
     print_line(
         f"{len(moved)} partitions, {rows:,} rows: counts and checksums are equal on both sides ({copied} partitions were copied now)"
     )
+    if aside:
+        raise LegatoError(f"{aside}; `legato serve` on {settings.store_path} tries them again at its start: then repeat the copy")

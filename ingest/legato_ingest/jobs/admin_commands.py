@@ -17,6 +17,7 @@ from legato_ingest.rollups.worker import RollupWorker
 from legato_ingest.settings import Settings
 from legato_ingest.storage import Store, backup, migrate, objective_rows
 from legato_ingest.storage.chdb import backups_of
+from legato_ingest.storage.wal import left_aside
 
 __all__ = ["apply_objectives", "apply_schema", "attribute_again", "back_up", "roll_up_again", "schema_state"]
 
@@ -66,5 +67,6 @@ def apply_objectives(settings: Settings, store: Store, rollups: RollupWorker | N
 
 
 def back_up(settings: Settings, store: Store, name: str) -> dict[str, Any]:
-    """Back up the embedded store under its folder of backups, and verify the backup by restoring it."""
-    return backup.backup(store, folder=backups_of(settings.store_path), name=name)
+    """Back up the embedded store under its folder of backups, and verify the backup by restoring it. ``aside``: what it lacks, in words."""
+    done = backup.backup(store, folder=backups_of(settings.store_path), name=name)
+    return {**done, "aside": left_aside(settings.store_path)}

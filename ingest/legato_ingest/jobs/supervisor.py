@@ -10,6 +10,7 @@ import contextlib
 import socket
 import uuid
 from collections.abc import Iterator
+from typing import Protocol
 
 from legato_ingest.attribution.judging_process import JudgingProcess
 from legato_ingest.attribution.worker import AttributionWorker, all_shards
@@ -35,6 +36,12 @@ _PARTS_EVERY_S = 10.0
 # Interval at which the counters of /metrics follow the objectives in the store.
 _OBJECTIVES_EVERY_S = 5.0
 _MEMORY_EVERY_S = 5.0
+
+
+class _Worker(Protocol):
+    def stop(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class Workers:
@@ -85,20 +92,26 @@ class Workers:
             if worker is not None:
                 worker.start()
 
+    def stop(self) -> None:
+        """Begin no other run, without waiting for the running ones. Self-monitoring and the leases go on until ``closing`` ends."""
+        # All of them before any is waited for: they end at the same time.
+        for worker in self._working():
+            worker.stop()
+
+    def _working(self) -> tuple[_Worker, ...]:
+        export = (self._trace_export,) if self._trace_export else ()
+        return (self.attribution, self.rollups, self._chunking, *self._upkeep, *export)
+
     @contextlib.contextmanager
     def closing(self, committer: Committer) -> Iterator[None]:
         """On exit: stop self-monitoring, commit the queue, wait for running steps, release the lease, close the handles."""
         try:
             yield
         finally:
-            export = (self._trace_export,) if self._trace_export else ()
-            working = (self.attribution, self.rollups, self._chunking, *self._upkeep, *export)
-            # All of them before any is waited for: they end at the same time.
-            for worker in working:
-                worker.stop()
+            self.stop()
             self._self_monitor.close()
             committer.close()
-            for worker in (*working, self._lease, self._shard_lease, self._heartbeat):
+            for worker in (*self._working(), self._lease, self._shard_lease, self._heartbeat):
                 if worker is not None:
                     worker.close()
             self._judging.close()

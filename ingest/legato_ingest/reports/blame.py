@@ -38,7 +38,8 @@ class BlameQuery:
 @dataclass(frozen=True, slots=True)
 class BlameResult:
     """The rows of the queries: one per cause, its counterfactual, one per engine event, the number of stalls, the parts of the time
-    to the first token, and speculation and prefix cache of each engine. An engine's speculation is in ``speculation`` (from its steps)
+    to the first token, and speculation and prefix cache of each engine. ``elsewhere``: the stalls of matching server streams that are
+    judged at their clients, so that their verdicts are not among these. An engine's speculation is in ``speculation`` (from its steps)
     or in ``speculation_scraped`` (from its scraped metrics), never in both.
     """
 
@@ -47,6 +48,7 @@ class BlameResult:
     events: Sequence[Row]
     stalls: int
     judged: int
+    elsewhere: int
     first_tokens: Row
     speculation: Sequence[Row]
     speculation_scraped: Sequence[Row]
@@ -73,6 +75,8 @@ def fetch(run: Run, query: BlameQuery) -> BlameResult:
         # Only verdicts have the engine of a stream, so unjudged stalls cannot be counted per engine.
         stalls=0 if query.engine else int(counts["stalls"] or 0),
         judged=int(counts["judged"]),
+        # Of all services, the clients of these streams match, too.
+        elsewhere=int(counts["elsewhere"] or 0) if query.service and not query.engine else 0,
         first_tokens=first,
         speculation=run(SPECULATION, parameters),
         speculation_scraped=run(SPECULATION_SCRAPED, parameters),
@@ -107,6 +111,7 @@ def as_json(result: BlameResult) -> dict[str, Any]:
     return {
         "stalls_250ms": result.stalls,
         "stalls_250ms_judged": result.judged,
+        "stalls_250ms_judged_at_clients": result.elsewhere,
         "stalls": sum(row["stalls"] for row in result.causes),
         "excess_us": sum(row["excess_us"] for row in result.causes),
         "causes": [

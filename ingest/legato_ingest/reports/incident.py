@@ -183,10 +183,15 @@ def _causes(found: blame.BlameResult) -> Iterator[str]:
         yield from (unjudged, "")
     charged = blame.charged_us(found)
     whole = sum(charged.values())
-    if not whole:
+    if not whole and not found.elsewhere:
         return
     yield "## Causes"
     yield ""
+    if found.elsewhere:
+        yield f"{count(found.elsewhere)} stalls of its streams are judged at their clients: their service's page has the causes."
+        yield ""
+    if not whole:
+        return
     named = {row["cause"]: row for row in found.causes}
     yield from _table(
         ("cause", "meaning", "stalled time", "share", "stalls"),

@@ -150,6 +150,8 @@ ORDER BY excess_us DESC
 # The number of stalls of 250 ms or more at the judged vantage, and how many of them have a verdict of any cause. Verdicts on a server's
 # stalls were withdrawn, with the cause `base`, if its client's stream arrived later; they count no stall of the client.
 _JUDGED = f"streams WHERE {_JUDGED_VANTAGE} AND outcome != 'running' AND {_WITHIN} AND {_FILTERS}"
+# A server's stalls are judged at its client, so the verdicts have the client's service.
+_JUDGED_ELSEWHERE = f"streams WHERE vantage != 'client' AND NOT {_JUDGED_VANTAGE} AND outcome != 'running' AND {_WITHIN} AND {_FILTERS}"
 JUDGED_STALLS = f"""
 SELECT
     (SELECT sum(stalls_250ms) FROM {_JUDGED}) AS stalls,
@@ -158,7 +160,8 @@ SELECT
         FROM verdicts FINAL
         WHERE gap_us >= {int(STALL_MS * 1000)} AND {_MATCHING}
             AND (tenant, trace_id, span_id) IN (SELECT tenant, trace_id, span_id FROM {_JUDGED} AND stalls_250ms > 0)
-    ) AS judged
+    ) AS judged,
+    (SELECT sum(stalls_250ms) FROM {_JUDGED_ELSEWHERE}) AS elsewhere
 """
 # One row per cause: the stalls that remain without it and their time, over the replayed streams. The row with the cause '' holds the same
 # streams unchanged.

@@ -19,9 +19,11 @@ _LENGTHS = {
 }
 _FLAGS = {
     ("buffered", 1): "the stream arrived in releases of several chunks",
-    ("buffered", 0): "the chunks arrived in separate reads",
+    ("buffered", 0): "no usual release of a buffer ended the gap",
     ("unread", 1): "data lay unread in the client's socket",
     ("unread", 0): "no data lay unread in the client's socket",
+    ("other_ranks", 1): "another rank of the server had prefill or recompute in these steps, and the ranks wait for each other",
+    ("other_ranks", 0): "another rank of the server had prefill or recompute at that time; whether the engine waited for it is not known",
     ("open", 1): "the stream was still silent when this was judged",
 }
 _COUNTS = {

@@ -12,12 +12,13 @@ import logging
 import os
 import pathlib
 import re
+import shutil
 from datetime import UTC, datetime
 from typing import Any
 
 from legato_ingest.errors import LegatoError
 from legato_ingest.quoting import literal
-from legato_ingest.storage.chdb import EmbeddedStore
+from legato_ingest.storage.chdb import EmbeddedStore, unfinished_restore
 from legato_ingest.storage.copy import RowChecksum, checksum_of, tables_of
 from legato_ingest.storage.lock import StoreLock
 from legato_ingest.storage.store import Store
@@ -72,22 +73,40 @@ def drop_unfinished(store: Store) -> None:
 
 
 def restore(path: pathlib.Path, store_path: pathlib.Path) -> dict[str, Any]:
-    """Restore a file into the store at ``store_path``, which must be unused and empty, and compare. Raises ``LegatoError``."""
+    """Restore a file into the store at ``store_path``, which must be unused and empty, and compare. Raises ``LegatoError``.
+
+    Until the end the store has a mark with which it is opened by nothing else. What a restore that was cut off left is removed.
+    """
     path = path.absolute()
     if not path.is_file() or not _manifest(path).is_file():
         raise LegatoError(f"{path} is no backup of Legato: expected this file, and {_manifest(path).name} next to it")
     wanted = {table: RowChecksum(*each) for table, each in json.loads(_manifest(path).read_text(encoding="utf-8"))["tables"].items()}
     with StoreLock(store_path):
+        mark = unfinished_restore(store_path)
+        if mark.exists():
+            _empty(store_path, mark)
         store = EmbeddedStore(store_path, backups=path.parent)
         try:
             if store.select("SELECT 1 FROM system.tables WHERE database = 'default'"):
                 raise LegatoError(f"the store {store_path} holds tables already: restore into a new one (--store chdb:///new/folder)")
+            _write(mark, f"{path}\n")
             found = _restore_without_merges(store, path, "default")
         finally:
             store.close()
-    if wrong := sorted(table for table in wanted.keys() | found.keys() if wanted.get(table) != found.get(table)):
-        raise LegatoError(f"restored, but {', '.join(wrong)} differ from what was backed up: do not use {store_path}")
+        if wrong := sorted(table for table in wanted.keys() | found.keys() if wanted.get(table) != found.get(table)):
+            raise LegatoError(f"restored, but {', '.join(wrong)} differ from what was backed up: do not use {store_path}")
+        mark.unlink()
     return {"store": str(store_path), "tables": len(found), "rows": sum(each.rows for each in found.values())}
+
+
+def _empty(store_path: pathlib.Path, mark: pathlib.Path) -> None:
+    """Remove all that is in a store, the mark last."""
+    for each in store_path.iterdir():
+        if each.is_dir() and not each.is_symlink():
+            shutil.rmtree(each)
+        elif each != mark:
+            each.unlink()
+    mark.unlink()
 
 
 def _restored_once(store: Store, path: pathlib.Path) -> dict[str, RowChecksum]:

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 import clickhouse_connect
 from clickhouse_connect.driver.client import Client
 
-from legato_ingest.errors import SettingsError, StoreError, StoreRefused, StoreUnavailable
-from legato_ingest.storage.chdb_integrity import KILL_ALL, MERGED_PARTS_KEPT_S, PartIntegrity, check_room, folders_of
+from legato_ingest.errors import LegatoError, SettingsError, StoreError, StoreRefused, StoreUnavailable
+from legato_ingest.storage.chdb_integrity import MERGED_PARTS_KEPT_S, PartIntegrity, check_room, folders_of
 from legato_ingest.storage.client_errors import translated
 from legato_ingest.storage.clients import ClientStore
 from legato_ingest.storage.part_list import PartList
@@ -24,13 +24,15 @@ from legato_ingest.storage.part_scrub import DAMAGED, PartScrub, set_aside_by_en
 from legato_ingest.storage.store import PartFault, ReadLimits
 from legato_ingest.storage.watermark import now_ms
 
-__all__ = ["EmbeddedStore", "backups_of"]
+__all__ = ["EmbeddedStore", "backups_of", "unfinished_restore"]
 
 _DATABASE, _UNKNOWN_TABLE = "default", 60
 # These codes of ClickHouse may also be about damaged data, if they name a part: CANNOT_READ_ALL_DATA and INCORRECT_DATA.
 _PERHAPS_DAMAGED, _IN_PART = frozenset((33, 117)), "while reading from part"
 # Statements that need no free space; some of them free space.
 _FREES_ROOM = ("DROP", "KILL", "SYSTEM", "TRUNCATE")
+# The clones of this store may be running statements of Legato's own: only the clients of readers are read-only.
+_KILL_READS = "KILL QUERY WHERE Settings['readonly'] = '1' ASYNC"
 _INSERTED = re.compile(r"\s*INSERT INTO (\w+)")
 _WITHOUT_LIFETIME = """
 SELECT name FROM system.tables
@@ -38,8 +40,8 @@ WHERE database = currentDatabase() AND engine LIKE '%MergeTree' AND create_table
 
 
 class EmbeddedStore(ClientStore):
-    """The store in the folder ``path``; opening takes a second and 200 MB. Raises ``StoreUnavailable``, and
-    ``SettingsError`` without the package chdb.
+    """The store in the folder ``path``; opening takes a second and 200 MB. Raises ``StoreUnavailable``, ``SettingsError`` without the
+    package chdb, and ``LegatoError`` for a store without all rows of its backup.
 
     ``backups`` is the only folder that the engine may write backups to or restore from; the default is next to the store. Further stores on
     the same folder in this process must be made with ``clone``: they share the state of the part checks.
@@ -53,6 +55,11 @@ class EmbeddedStore(ClientStore):
         *,
         parent: EmbeddedStore | None = None,
     ) -> None:
+        if parent is None and unfinished_restore(path).exists():
+            raise LegatoError(
+                f"the store {path} lacks rows: a `legato restore` into it did not end, or found other rows than in its backup; run `legato "
+                "restore` again, which empties this store first"
+            )
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._path, self._backups = path, backups or backups_of(path)
         self._integrity: PartIntegrity = parent._integrity if parent is not None else PartIntegrity()
@@ -77,8 +84,7 @@ class EmbeddedStore(ClientStore):
         """Refuse new queries of readers and cancel the running ones."""
         super().end_reads()
         with self._write() as writer:
-            # No statement of Legato's own is running: this holds the writing client.
-            writer.command(KILL_ALL)
+            writer.command(_KILL_READS)
 
     def keep_merged_parts(self) -> None:
         """Set ``old_parts_lifetime`` of every table, so that parts replaced by a merge stay until ``verify`` has checked the merge."""
@@ -217,3 +223,8 @@ class EmbeddedStore(ClientStore):
 def backups_of(path: pathlib.Path) -> pathlib.Path:
     """Return the folder for the backups of the store at ``path``."""
     return path.with_name(path.name + ".backups")
+
+
+def unfinished_restore(path: pathlib.Path) -> pathlib.Path:
+    """Return the file that the store at ``path`` has until its restore has ended."""
+    return path / "legato_restoring"

@@ -28,14 +28,14 @@ from legato_ingest.errors import StoreUnavailable
 from legato_ingest.storage.part_checksums import fault_of
 from legato_ingest.storage.store import PartFault
 
-__all__ = ["KILL_ALL", "MERGED_PARTS_KEPT_S", "PartIntegrity", "check_room", "folders_of"]
+__all__ = ["MERGED_PARTS_KEPT_S", "PartIntegrity", "check_room", "folders_of"]
 
 _log = logging.getLogger("legato")
 MERGED_PARTS_KEPT_S = 120
 """How long the parts that a merge replaced stay on disk (the default of a server is 480, that of chDB 0). Merges are not synced, and Linux
 writes what is older than 30 s. Each kept part takes 30 to 50 KB of memory."""
-KILL_ALL = "KILL QUERY WHERE query NOT LIKE 'KILL QUERY%' ASYNC"
-"""Cancels every running query."""
+# Also statements of Legato's own, which may use the table, too: they fail as unavailable and are repeated.
+_KILL_ALL = "KILL QUERY WHERE query NOT LIKE 'KILL QUERY%' ASYNC"
 _FOLDERS = "SELECT name, data_paths FROM system.tables WHERE database = currentDatabase() AND engine LIKE '%MergeTree'"
 # A part's name: partition (without underscore), first and last block, level, and the version after a mutation. Parts that are being
 # written or deleted, or were set aside, have a prefix.
@@ -153,7 +153,7 @@ class PartIntegrity:
                         raise StoreUnavailable(f"table {table} is being repaired and not available yet: {error}")
                     if not is_cancelled and left_s < (1 - _CANCEL_AFTER) * _ATTACH_S:
                         is_cancelled = True
-                        writer.command(KILL_ALL)
+                        writer.command(_KILL_ALL)
                     time.sleep(_RETRY_S)
                 self._detached.discard(table)
                 self._repaired_s = time.monotonic()

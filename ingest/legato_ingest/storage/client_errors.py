@@ -16,8 +16,10 @@ from legato_ingest.errors import MEMORY_LIMIT_EXCEEDED, StoreError, StoreRefused
 
 __all__ = ["code_of", "translated", "without_values"]
 
-# ClickHouse's error codes for conditions that can pass: memory, disk, too many parts, time-outs, locks, connections.
-_TRANSIENT = frozenset((33, 74, 75, 76, 159, 201, 202, 203, 209, 210, 225, 236, 241, 242, 243, 252, 319, 425, 473, 499, 999, 1000, 1001))
+# ClickHouse's error codes for conditions that can pass: memory, disk, too many parts, time-outs, locks, connections, and a KILL QUERY.
+_TRANSIENT = frozenset(
+    (33, 74, 75, 76, 159, 201, 202, 203, 209, 210, 225, 236, 241, 242, 243, 252, 319, 394, 425, 473, 499, 999, 1000, 1001)
+)
 _CODE, _NAME = re.compile(r"Code: (\d+)"), re.compile(r"\((\w+)\)\s*$")
 # Error codes of a statement that fails whatever the rows are: syntax, names, types, settings, limits. Other messages may hold values.
 _OF_STATEMENTS = frozenset(

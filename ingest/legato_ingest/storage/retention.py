@@ -1,8 +1,10 @@
 """How long rows are kept: raw rows, their chunk timelines, and the rollups.
 
 ClickHouse deletes old rows itself, by the TTL of each table and column; this module only sets these TTLs to the values of the settings.
-Timelines may be deleted earlier than their streams; the statistics stay. Rollups of minutes with deleted streams are never computed
-again, because they would be too low (the rollups use ``kept_since_s``, and after a longer retention was set `rollup_runs.kept_since`).
+It computes the end of a row's time in 32 bits, which end in 2106, and deletes a row at once if that is later: hence the limits of the
+settings. Timelines may be deleted earlier than their streams; the statistics stay. Rollups of minutes with deleted streams are never
+computed again, because they would be too low (the rollups use ``kept_since_s``, and after a longer retention was set
+`rollup_runs.kept_since`).
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from legato_ingest.errors import LegatoError, StoreUnavailable
 from legato_ingest.storage.wal_records import KEY_BYTES, Payload, Record, bytes_of, framed, records_in
 
-__all__ = ["ASIDE", "Payload", "WriteAheadLog", "bytes_of", "expect_all_stored", "folder_of"]
+__all__ = ["ASIDE", "Payload", "WriteAheadLog", "bytes_of", "expect_all_stored", "folder_of", "left_aside"]
 
 _log = logging.getLogger("legato")
 # The number of the file with payloads that could not be inserted, after the two segments.
@@ -43,6 +43,19 @@ def expect_all_stored(store: pathlib.Path) -> None:
             f"the last `legato serve` of this store was killed before it inserted all requests that it had acknowledged; they are in "
             f"{folder_of(store)}: start and stop `legato serve`, which inserts them, then repeat the command"
         )
+
+
+def left_aside(store: pathlib.Path) -> str:
+    """Return a sentence about the acknowledged requests of the store at this path that were set aside; empty if there are none.
+
+    A server may have the store open. The rows of some of these requests may be stored: the file is emptied with its last.
+    """
+    path, key = folder_of(store) / _NAMES[ASIDE], folder_of(store) / _KEY_NAME
+    if not path.exists() or not path.stat().st_size:
+        return ""
+    with path.open("rb") as file:
+        found = records_in(file, key.read_bytes()[:KEY_BYTES] if key.exists() else b"").found
+    return f"requests that were set aside because their inserts failed are not included (at most {len(found):,}); they are in {path}"
 
 
 @dataclass(slots=True)
@@ -85,7 +98,7 @@ class WriteAheadLog:
                     yield number, payload
                 else:
                     place = f"the record of {record.size} bytes at byte {record.at}"
-                    _log.error("%s: %s is damaged: its request is lost", segment.path, place)
+                    _log.error("%s: %s is damaged: its request, which may have been acknowledged, is lost", segment.path, place)
                     self.damaged += 1
                     self.stored(number, 1)
 

@@ -86,7 +86,10 @@ def framed(payloads: Sequence[Payload], at: int, key: bytes) -> Iterator[bytes]:
 
 
 def records_in(file: BinaryIO, key: bytes) -> Records:
-    """Return the records of a file. What is behind the last one is no damage: a crash cut it off, and its request was not acknowledged."""
+    """Return the records of a file. What is behind the last one is no damage: a crash cut it off, and its request was not acknowledged.
+
+    The last one may be whole and have a wrong checksum: after a power failure, or because the disk damaged an acknowledged request.
+    """
     records, size = Records(), os.fstat(file.fileno()).st_size
     while True:
         for record in _consecutive(file, records.end, size, key):
@@ -102,9 +105,6 @@ def records_in(file: BinaryIO, key: bytes) -> Records:
         records.end = following
     if rest is not None and not is_cut_off and rest.end <= size:
         records.damaged.append((records.end, rest.end))
-    elif records.found and records.end == size and not _is_intact(file, records.found[-1]):
-        # The last record of a file may have its full length and never have been complete on the disk.
-        records.end = records.found.pop().begin
     return records
 
 

@@ -97,7 +97,7 @@ class Responses:
     def __init__(self, store: Store, metrics: Metrics) -> None:
         self._store, self._metrics = store, metrics
         self._foreign: set[str] = set()
-        self._refreshed_s = -_REFRESH_S
+        self._refreshed_s: float | None = None
 
     def resolve(self, batches: Sequence[pa.Table]) -> Resolved:
         """Return what is left to insert of the new rows of ``stream_revs`` of each batch. Raises ``StoreUnavailable``."""
@@ -132,11 +132,11 @@ class Responses:
 
     def foreign_tenants(self, age_s: float = 0.0) -> set[str]:
         """Return the tenants with foreign emitters. What other instances know is read from the store, unless it was ``age_s`` ago."""
-        if time.monotonic() - self._refreshed_s >= age_s:
+        if self._refreshed_s is None or time.monotonic() - self._refreshed_s >= age_s:
+            # After a start all that are kept: the other row of a response may have waited in a queue for days.
+            since = "" if self._refreshed_s is None else " AND received_at > now() - INTERVAL 1 HOUR"
+            found = self._store.select(f"SELECT DISTINCT tenant FROM emitter_spans WHERE result = 'stored'{since}")
             self._refreshed_s = time.monotonic()
-            found = self._store.select(
-                "SELECT DISTINCT tenant FROM emitter_spans WHERE result = 'stored' AND received_at > now() - INTERVAL 1 HOUR"
-            )
             self._foreign |= {str(unquoted(tenant)) for (tenant,) in found}
         return self._foreign
 

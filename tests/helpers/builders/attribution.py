@@ -64,14 +64,17 @@ def charged_steps(
     *durations: Mapping[str, float],
     late_ms: Sequence[float] | None = None,
     preempted: Sequence[int] = (),
+    resumed: Sequence[int] | None = None,
     missing: Sequence[int] = (),
+    unsure: Sequence[int] = (),
     work_steps: int = 5,
     state: Throttling | None = None,
 ) -> ChargedSteps:
     """Steps that follow each other from 0 ms on, each given by its parts in ms: ``{"base": 10, "host": 300}``.
 
-    ``late_ms``: how late each was recorded (default: at once). ``preempted``: the steps with a preemption. ``missing``: the steps before
-    which a record is missing.
+    ``late_ms``: how late each was recorded (default: at once). ``preempted``: the steps with a preemption. ``resumed``: those that resumed
+    a request (default: not reported). ``missing``: the steps before which a record is missing.
+    ``unsure``: those that may have waited for another rank.
     """
     count = len(durations)
     parts = StepParts(**{name: ints(*(each.get(name, 0) for each in durations)) for name in StepParts.__dataclass_fields__})
@@ -90,7 +93,10 @@ def charged_steps(
         parts=parts,
         limits=StepLimits(parts.base, work, parts.gpu_clock, share),
         prefill_tokens=(parts.scheduling > 0).astype(float),
+        awaited=np.isin(np.arange(count), unsure),
+        unsure=np.isin(np.arange(count), unsure),
         preempted=np.isin(np.arange(count), preempted),
+        resumed=np.isin(np.arange(count), resumed if resumed is not None else np.arange(count)),
         linked=linked,
         complete=linked,
         fitted=True,
@@ -103,8 +109,10 @@ def charged_steps(
 def steps(interval_ms: Sequence[float], recorded_ms: Sequence[float], **columns: Sequence[float]) -> Steps:
     """Recorded steps 0, 1, … of 4 decoding requests; ``columns`` replace others of ``Steps``."""
     count = len(interval_ms)
-    values: dict[str, Any] = {"running": [4.0] * count, "decode_requests": [4.0] * count, "decode_tokens": [4.0] * count, **columns}
-    names = ("running", "waiting", "prefill_requests", "prefill_tokens", "decode_requests", "decode_tokens", "draft_tokens", "finished")
+    fours = dict.fromkeys(("running", "decode_requests", "decode_tokens"), [4.0] * count)
+    values: dict[str, Any] = {**fours, "preempted": [np.nan] * count, **columns}
+    work = ("prefill_requests", "prefill_tokens", "decode_requests", "decode_tokens", "draft_tokens")
+    names = ("running", "waiting", *work, "preempted", "finished")
     return Steps(
         np.array(values.get("number", range(count)), np.int64),
         ints(*recorded_ms),

@@ -97,6 +97,7 @@ class World:
             decode_requests=decode,
             decode_tokens=tokens,
             draft_tokens=np.zeros(count),
+            preempted=np.full(count, np.nan),
             finished=np.zeros(count),
         )
 

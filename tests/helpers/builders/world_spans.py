@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -96,12 +96,12 @@ def steps(
     *,
     engine_id: str = ENGINE,
     epoch_ns: int = 5,
-    preempted: int | None = None,
+    preempted: Mapping[int, int] | None = None,
     ended: Sequence[FinishedRequest] | None = None,
 ) -> ExportTraceServiceRequest:
     """A request with the engine's steps and the finished requests of the first ``streams`` streams, or those that ``ended``.
 
-    ``preempted``: the preemptions that each step reports.
+    ``preempted``: the preemptions that steps report, by number (default: not reported).
     """
     records = world.records()
     made = [
@@ -115,7 +115,7 @@ def steps(
             prefill_requests=int(records.prefill_requests[i]),
             decode_requests=int(records.decode_requests[i]),
             decode_tokens=int(records.decode_tokens[i]),
-            preempted=preempted,
+            preempted=preempted.get(i, 0) if preempted is not None else None,
         )
         for i in range(world.steps)
     ]

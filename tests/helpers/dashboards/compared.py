@@ -49,7 +49,7 @@ def _found(rows: Iterable[Row], view: View) -> list[tuple[str, str, int, int, Ro
     for row in rows:
         if not view.shows(row):
             continue
-        if low <= row["minute"] <= high:
+        if low <= row["minute"] < high:
             made.append((NOW, low, high, row))
         elif by == "time" and 2 * low - high <= row["minute"] < low:
             made.append((BEFORE, 2 * low - high, low, row))

@@ -126,8 +126,21 @@ class View:
         return all("" in chosen or ALL in chosen or value in chosen for chosen, value in pairs)
 
     def has_minute(self, minute_s: int) -> bool:
-        """Whether a minute (unix s) lies in the range. The plugin truncates the range to seconds."""
-        return self.span.from_ms // 1000 <= minute_s <= self.span.to_ms // 1000
+        """Whether a minute (unix s) begins in the range. The plugin truncates the range to seconds."""
+        return self.span.from_ms // 1000 <= minute_s < self.span.to_ms // 1000
+
+    def _whole_minutes(self) -> tuple[int, int]:
+        return -(-(self.span.from_ms // 1000) // 60) * 60, self.span.to_ms // 1000 // 60 * 60
+
+    def has_whole_minute(self, at_s: float) -> bool:
+        """Whether a time (unix s) lies in a minute that is complete in the range: rates leave out the others."""
+        low, high = self._whole_minutes()
+        return low <= at_s < high
+
+    def seconds_of(self, point: int) -> int:
+        """The length in s of the complete minutes in a point."""
+        low, high = self._whole_minutes()
+        return min(point + self.point_s, high) - max(point, low)
 
     def has_ns(self, at_ns: int) -> bool:
         """Whether a time (unix ns) lies in the range."""
@@ -165,7 +178,10 @@ class Past:
 
 def views(past: Past, board: str = "") -> list[View]:
     """Views for a board: ranges of hours and weeks, several intervals, and variables with one, several and missing values."""
-    ranges = [past.view("weeks", 15 * 24, 3600), past.view("hours", 3.3, 60), past.view("recent", 1.5, 600)]
+    # One ends with a minute in the past: the next minute does not belong to it.
+    recent = past.view("recent", 1.5, 600)
+    recent = replace(recent, span=replace(recent.span, to_ms=(past.now_ns // 60_000_000_000 - 3) * 60_000))
+    ranges = [past.view("weeks", 15 * 24, 3600), past.view("hours", 3.3, 60), recent]
     tenants = past.view("tenants", 4, 600, {"tenant": past.tenant, "release": ["0.9", "1.0"], "transport": ["http/2", "iterator"]})
     if board == "nodes":
         chosen = {"engine": ["shop-gpu-1", "spec-1"], "host": ["node-3", "(none)"], "service": ["shop"]}

@@ -72,6 +72,16 @@ def test_the_parts_are_right() -> None:
     assert part(judged(WORLDS["kv_pressure"]), "kv_pressure") == pytest.approx(30 * 20 + 120 + 20, abs=3)
 
 
+def test_an_interval_longer_than_its_step_moves_no_other_step() -> None:
+    """The preempted stream resumed alone, so the interval of its step is its whole pause. The stalls before keep their cause."""
+    world = World(prefill={n: 1500 for n in range(40, 180, 30)}, preempted=(200, 230))
+    records = world.records()
+    records.interval_ns[230] = world.ends[230] - world.ends[199]
+    verdicts = charge(gaps_of(world.client(0), world.server(0), 0, GAP_NS), charge_steps(records))
+    assert causes(verdicts) == ["scheduling"] * 5 + ["kv_pressure"]
+    assert part(verdicts, "kv_pressure", 5) == pytest.approx(30 * 20 + 120 + 20, abs=3)
+
+
 def test_the_recompute_of_another_stream_is_kv_pressure() -> None:
     """The other streams wait for one long step with the recompute of the preempted stream."""
     verdicts = judged(WORLDS["kv_pressure"], stream=1)

@@ -26,7 +26,8 @@ def test_verdicts_of_a_server_are_not_counted_once_its_client_is_judged(store: S
     """The server's two were withdrawn; three of four stalls are judged, and one was open at its stream's end."""
     begun, trace = time.time_ns() - 60 * 10**9, b"t" * 16
     for vantage, gaps in (("server", STALLED * 2), ("client", STALLED * 3)):
-        streams_in(store, [stream(gaps, attributes={"legato.stream.vantage": vantage}, trace_id=trace, start_ns=begun)], seed=len(gaps))
+        at = {"legato.stream.vantage": vantage}
+        streams_in(store, [stream(gaps, attributes=at, trace_id=trace, start_ns=begun)], f"shop-{vantage}", seed=len(gaps))
         if vantage == "server":
             judge(store)
     streams_in(store, [stream((20.0,) * 30, end_ms=900, attributes={"legato.stream.outcome": "client_cancel"})], seed=1)
@@ -34,7 +35,13 @@ def test_verdicts_of_a_server_are_not_counted_once_its_client_is_judged(store: S
     assert store.select("SELECT countIf(cause = 'base'), count() FROM verdicts FINAL") == [(2, 5)]
     with reading(store) as url:
         found, page = read_json(url, "blame"), read_text(url, "blame")
-    assert (found["stalls_250ms_judged"], found["stalls_250ms"]) == (3, 4)
+        of_server, said = read_json(url, "blame", "--service", "shop-server"), read_text(url, "blame", "--service", "shop-server")
+        begin = time.strftime("%Y-%m-%dT%H:%M", time.gmtime(begun // 10**9 - 60))
+        incident = read_text(url, "incident", "--from", begin, "--service", "shop-server")
+    assert (found["stalls_250ms_judged"], found["stalls_250ms"], found["stalls_250ms_judged_at_clients"]) == (3, 4, 0)
+    assert (of_server["stalls_250ms"], of_server["stalls_250ms_judged_at_clients"], of_server["causes"]) == (0, 2, [])
+    assert "2 stalls of this service's streams are judged at their clients" in " ".join(said.split())
+    assert "2 stalls of its streams are judged at their clients" in " ".join(incident.split())
     assert "1 of 4 stalls of 250 ms or more have no verdict" in " ".join(page.split())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -79,11 +79,11 @@ def commands_of(group: typer.Typer, prefix: str = "") -> set[str]:
 @pytest.mark.parametrize("program", [app, demo_app], ids=["legato", "demo"])
 def test_help_shows_the_whole_text_of_each_option(program: typer.Typer) -> None:
     """Also what a library could take for markup, such as a default in brackets."""
-    todo = [((), typer.main.get_command(program))]
+    todo: list[tuple[tuple[str, ...], Any]] = [((), typer.main.get_command(program))]
     while todo:
         words, command = todo.pop()
         todo += [((*words, name), each) for name, each in getattr(command, "commands", {}).items() if not each.hidden]
-        page = re.sub(r"[│\s]", "", shown([*words, "--help"], program, COLUMNS="100"))
+        page = re.sub(r"[│\s]", "", output(program, [*words, "--help"], COLUMNS="100"))
         for option in command.params:
             text = getattr(option, "help", None)
             assert not text or re.sub(r"\s", "", text) in page, (words, text)
@@ -166,11 +166,16 @@ def put_running(store: Store) -> None:
     streams_in(store, [stream((20.0,) * 9 + (700.0,), attributes={"gen_ai.request.model": LONG})], LONG)
 
 
-def shown(words: list[str], program: typer.Typer = app, **environ: str) -> str:
-    """The standard output of a command."""
+def output(program: typer.Typer, words: Sequence[str], /, **environ: str) -> str:
+    """The standard output of a command of this program."""
     result = CliRunner().invoke(program, words, env={"NO_COLOR": None, "FORCE_COLOR": None, **environ})
     assert result.exit_code == (words == ["doctor"]), result.output
     return result.stdout
+
+
+def shown(words: list[str], **environ: str) -> str:
+    """The standard output of a command of `legato`."""
+    return output(app, words, **environ)
 
 
 def numbers(page: str) -> set[str]:

@@ -41,7 +41,7 @@ def test_the_evidence_has_all_parts_and_facts() -> None:
     found = lines(evidence={**facts, "caught_up_percent": "80", "coincident_stalls": "3"}, excluded={"host": "no wait", "base": "long"})
     assert found[2] == (
         "  evidence: the application held the chunk for 1.0 ms; 80 % of the missing chunks arrived right behind the gap; "
-        "3 other streams had the same gap at the same moment with this cause; the chunks arrived in separate reads; "
+        "3 other streams had the same gap at the same moment with this cause; no usual release of a buffer ended the gap; "
         "data lay unread in the client's socket; the driver throttled a GPU for 200 ms, down to 900 MHz of 1,700 MHz"
     )
     assert found[3] == "  excluded: host: no wait; base: long"

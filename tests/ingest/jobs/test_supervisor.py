@@ -27,6 +27,8 @@ def test_the_end_does_not_wait_for_a_trace_backend(store: Store) -> None:
         workers.start()
         assert arrived.wait(30)
         started = time.monotonic()
+        workers.stop()
+        assert workers.attribution.stopping and workers.rollups.stopping, "nothing is recorded from here on"
         with workers.closing(committer):
             pass
         assert time.monotonic() - started < 8, "the limit of a pause in a reply is 10 s"

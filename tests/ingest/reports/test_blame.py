@@ -28,7 +28,7 @@ def cause(name: str, parts: dict[str, int | str], **more: Any) -> dict[str, Any]
 
 
 ANSWERS: dict[str, list[dict[str, Any]]] = {
-    JUDGED_STALLS: [{"stalls": None, "judged": "3"}],
+    JUDGED_STALLS: [{"stalls": None, "judged": "3", "elsewhere": None}],
     FIRST_TOKENS: [{"split_streams": 0}],
     BLAME: [cause("host", {"base": 50 * MS, "host": 3 * MS, "scheduling": str(4 * MS)}), cause("delivery", {})],
     BUT_FOR: [{"cause": "", "streams": 1, "stalls": 2, "stalled_us": 7}, {"cause": "host", "stalls": 1}],

@@ -13,7 +13,7 @@ from legato_ingest.reports.queries import BLAME, ENGINE_EVENTS, FIRST_TOKENS, JU
 
 FROM_NS = 1_795_000_000 * 10**9
 QUERY = IncidentQuery(FROM_NS, FROM_NS + 60 * 10**9, service="chat")
-NONE: dict[str, list[dict[str, Any]]] = {JUDGED_STALLS: [{"stalls": 0, "judged": 0}], FIRST_TOKENS: [{}]}
+NONE: dict[str, list[dict[str, Any]]] = {JUDGED_STALLS: [{"stalls": 0, "judged": 0, "elsewhere": 0}], FIRST_TOKENS: [{}]}
 BAD_ROW = {
     "service": "chat", "vantage": "client", "streams": "200", "bad": "50", "before": "40", "bad_before": "0", "since": "14:05",
     "minutes": "3", "users": "0", "gap_limits_us": ["400000"], "first_limits_us": ["2000000"],

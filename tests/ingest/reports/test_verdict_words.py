@@ -15,7 +15,7 @@ def test_evidence_is_in_sentences() -> None:
         "The server sent the next chunk after 12.70 s.",
         "The engine's record arrived 7.9 ms after its step.",
         "The request was preempted in step 1,591.",
-        "The chunks arrived in separate reads.",
+        "No usual release of a buffer ended the gap.",
         "Data lay unread in the client's socket.",
         "The driver throttled a GPU for 500 ms, down to 1,200 MHz of 1,980 MHz.",
         "The engine's threads were ready without a CPU for 200 µs in total in the 2.00 s around it.",
@@ -24,12 +24,13 @@ def test_evidence_is_in_sentences() -> None:
 
 def test_phrases_are_the_sentences_without_their_marks() -> None:
     """The command line lists what the page says. Nothing is said about zero lengths or half a counter."""
-    evidence = {"hold_us": "1000", "caught_up_percent": "80", "coincident_stalls": "1234", "buffered": "1"}
+    evidence = {"hold_us": "1000", "caught_up_percent": "80", "coincident_stalls": "1234", "buffered": "1", "other_ranks": "1"}
     assert phrases(evidence) == [
         "the application held the chunk for 1.0 ms",
         "80 % of the missing chunks arrived right behind the gap",
         "1,234 other streams had the same gap at the same moment with this cause",
         "the stream arrived in releases of several chunks",
+        "another rank of the server had prefill or recompute in these steps, and the ranks wait for each other",
     ]
     assert [f"{words[0].upper()}{words[1:]}." for words in phrases(evidence)] == sentences(evidence)
     assert phrases({"hold_us": 0, "cpu_wait_us": 5, "clock_mhz": 900}) == []

@@ -12,6 +12,7 @@ from helpers.servers.reading import open_store
 from helpers.servers.serving import legato, serve_process
 from legato_ingest.cli.main import main
 from legato_ingest.errors import LegatoError
+from legato_ingest.storage import EmbeddedStore
 from legato_ingest.storage.backup import drop_unfinished, restore
 from legato_ingest.storage.lock import StoreLock
 
@@ -56,6 +57,22 @@ def test_a_damaged_backup_is_an_error(full: pathlib.Path, tmp_path: pathlib.Path
     copy.write_bytes(backup_of(full).read_bytes()[:-1000])
     cut = legato("restore", str(copy), "--store", f"chdb://{tmp_path}/cut", timeout_s=120)
     assert cut.returncode == 1 and "Traceback" not in cut.stderr
+    with pytest.raises(LegatoError, match=f"the store {tmp_path}/wrong lacks rows"):
+        EmbeddedStore(tmp_path / "wrong")
+
+
+def test_a_restore_that_was_cut_off_is_repeated(full: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until then the store has tables and lacks rows: nothing opens it. The next restore empties it first."""
+    target = tmp_path / "new"
+    with monkeypatch.context() as ended:
+        ended.setattr("legato_ingest.storage.backup.checksum_of", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            restore(backup_of(full), target)
+    for command in (("serve",), ("rollup", "--since", "all")):
+        refused = legato(*command, environ={"LEGATO_STORE": f"chdb://{target}"})
+        assert refused.returncode == 1 and "a `legato restore` into it did not end" in refused.stderr, refused.stderr
+    assert restore(backup_of(full), target)["rows"] > 200
+    EmbeddedStore(target).close()
 
 
 def test_serve_drops_what_a_killed_backup_left(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:

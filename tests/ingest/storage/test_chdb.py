@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from queue import Queue
+
 import pytest
 
-from legato_ingest.errors import LegatoError, StoreRefused
+from helpers.servers.waiting import until
+from legato_ingest.errors import LegatoError, StoreError, StoreRefused, StoreUnavailable
 from legato_ingest.storage import Store
 
 # How much output a failed query leaves behind is random, so each test tries several times.
@@ -51,3 +56,31 @@ def test_a_reader_keeps_its_limits(store: Store) -> None:
     sql = "SELECT value FROM system.settings WHERE name = 'max_result_rows'"
     assert store.query_bytes(sql) == b"100000\n"
     assert store.select(sql) == [("0",)]
+
+
+def test_the_end_of_reads_cancels_no_statement_of_legatos_own(store: Store) -> None:
+    """A worker that is in the middle of its run ends it. What is cancelled may succeed later, so no row is blamed for it."""
+    statement = "SELECT count() FROM numbers(1000000000000) WHERE sipHash64(number) = {}"
+    ended, reading, working = Queue[tuple[str, type, int]](), store.clone(), store.clone()
+
+    def run(who: str, call: Callable[[str], object], number: int) -> None:
+        try:
+            call(statement.format(number))
+        except StoreError as error:
+            ended.put((who, type(error), error.code))
+
+    threads = [threading.Thread(target=run, args=each) for each in (("reader", reading.query_bytes, 1), ("worker", working.select, 2))]
+    for thread in threads:
+        thread.start()
+    running = "SELECT count() FROM system.processes WHERE query LIKE '%sipHash64(number) = %' AND query NOT LIKE '%processes%'"
+    try:
+        until(lambda: store.select(running) == [(2,)])
+        store.clone().end_reads()
+        assert ended.get(timeout=30) == ("reader", StoreUnavailable, 394) and store.select(running) == [(1,)]
+    finally:
+        store.command("KILL QUERY WHERE query LIKE '%sipHash64(number) = %' ASYNC")
+        for thread in threads:
+            thread.join()
+        reading.close()
+        working.close()
+    assert ended.get(timeout=30) == ("worker", StoreUnavailable, 394)

@@ -17,6 +17,7 @@ from legato_ingest.cli.main import main
 from legato_ingest.settings import Settings, load
 from legato_ingest.storage import EmbeddedStore, open_store
 from legato_ingest.storage.copy import CopiedPartition, copy_rows
+from legato_ingest.storage.wal import WriteAheadLog, folder_of
 
 
 @pytest.fixture
@@ -50,6 +51,14 @@ def test_a_store_is_copied_and_a_copy_continues(full: pathlib.Path, server: Serv
     first = legato("copy", "--to", server.store, environ=environ, timeout_s=180)
     assert first.returncode == 0 and "equal on both sides" in first.stdout, first.stderr
     settings = load(store=server.store, store_password=server.password)
+    log = WriteAheadLog(folder_of(full))
+    log.set_aside(log.append([b"never stored"]), b"never stored")
+    log.close()
+    aside = legato("copy", "--to", server.store, environ=environ, timeout_s=180)
+    assert aside.returncode == 1 and "(0 partitions were copied now)" in aside.stdout and "not included (at most 1)" in aside.stderr
+    saved = legato("backup", "aside", environ=environ, timeout_s=120)
+    assert saved.returncode == 0 and "not included (at most 1)" in saved.stderr
+    (folder_of(full) / "aside.wal").unlink()
     again = copied(full, settings)
     assert len(again) > 5 and not any(each.copied for each in again)
     httpx.post(server.url, content="ALTER TABLE verdicts DELETE WHERE 1 SETTINGS mutations_sync = 1").raise_for_status()

@@ -14,7 +14,7 @@ from helpers.builders.rollup_rows import one, rollup_worker
 from helpers.builders.spans import SECOND_NS
 from helpers.servers.reading import stream, streams_in
 from legato_ingest.attribution.worker import AttributionWorker
-from legato_ingest.errors import SchemaError
+from legato_ingest.errors import SchemaError, SettingsError
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.batch import Limits
 from legato_ingest.rollups.worker import RollupWorker
@@ -134,6 +134,24 @@ def test_rollups_are_kept_longer_than_their_streams(store: Store) -> None:
     assert time.time() - kept_since_s(kept) == pytest.approx(30 * DAY_S - 3_600, abs=5)
     RollupWorker(store, kept, Metrics()).again(0)
     assert store.select(counted) == [(2,)]
+
+
+def test_the_longest_retention_deletes_nothing_now(store: Store) -> None:
+    """The end of a row's time is a number of 32 bits, which ends in 2106. A longer retention is refused."""
+    names = ("retention_days", "retention_timelines_days", "retention_rollups_days")
+    longest = load(**dict.fromkeys(names, 20_000))
+    for name in names:
+        with pytest.raises(SettingsError, match=f"LEGATO_{name.upper()} has value 20001: .* less than or equal to 20000"):
+            load(**{name: 20_001})
+    set_retention(store, longest.retention_days, longest.retention_timelines_days, longest.retention_rollups_days)
+    streams_in(store, [stream(age_s=100.0), stream(age_s=-0.9 * DAY_S)])
+    RollupWorker(store, longest, Metrics()).again(0)
+    for table in ("stream_revs", "stream_minutes"):
+        store.command(f"OPTIMIZE TABLE {table} FINAL")
+    assert store.select("SELECT count(), countIf(notEmpty(dt_us)) FROM streams") == [(2, 2)]
+    assert store.select("SELECT sum(streams) FROM stream_minutes FINAL") == [(2,)]
+    ((left_s,),) = store.select("SELECT min(delete_ttl_info_min - now()) FROM system.parts WHERE active AND delete_ttl_info_min > 1")
+    assert left_s > 19_990 * DAY_S
 
 
 @pytest.mark.parametrize("days", [30, 0])

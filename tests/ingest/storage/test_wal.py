@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legato_ingest.errors import LegatoError, StoreUnavailable
-from legato_ingest.storage.wal import ASIDE, WriteAheadLog, expect_all_stored, folder_of
+from legato_ingest.storage.wal import ASIDE, WriteAheadLog, expect_all_stored, folder_of, left_aside
 
 PAYLOADS = [b"first", b"", b"x" * 70_000, b"LGW2" * 3]
 HEAD_BYTES = 24
@@ -108,17 +108,20 @@ def test_a_record_that_was_cut_off_is_dropped(tmp_path: pathlib.Path, cut: str, 
     assert "bytes behind the last record are dropped" in caplog.text
 
 
-def test_a_record_of_full_length_without_its_contents_is_dropped(tmp_path: pathlib.Path) -> None:
-    """After a power failure a file may have its new length and zeros in it."""
+def test_a_record_of_full_length_without_its_contents_is_dropped(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    """After a power failure a file may have its new length and zeros in it. With its head it may also have been acknowledged."""
     log = WriteAheadLog(tmp_path)
     log.append([b"kept"])
     end = (tmp_path / "0.wal").stat().st_size
     log.append([b"y" * 500])
     log.close()
     content = (tmp_path / "0.wal").read_bytes()
-    for damaged in (content[:end] + bytes(len(content) - end), content[: end + HEAD_BYTES] + bytes(500)):
+    for damaged, lost in ((content[:end] + bytes(len(content) - end), 0), (content[: end + HEAD_BYTES] + bytes(500), 1)):
         (tmp_path / "0.wal").write_bytes(damaged)
-        assert reopened(tmp_path) == [(0, b"kept")]
+        log = WriteAheadLog(tmp_path)
+        assert list(log.pending()) == [(0, b"kept")] and log.damaged == lost
+        log.close()
+    assert f"the record of 500 bytes at byte {end + HEAD_BYTES} is damaged: its request, which may have been acknowledged" in caplog.text
 
 
 def test_a_damaged_record_costs_no_other(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -388,12 +391,15 @@ def test_the_files_are_of_this_user_alone(tmp_path: pathlib.Path) -> None:
 
 
 def test_commands_without_a_server_refuse_a_log_with_requests(tmp_path: pathlib.Path) -> None:
-    """A backup or a copy would lack rows that were acknowledged. What was set aside does not stand in the way."""
+    """A backup or a copy would lack rows that were acknowledged. What was set aside does not stand in the way, and is reported."""
     expect_all_stored(tmp_path)
+    assert left_aside(tmp_path) == ""
     log = WriteAheadLog(folder_of(tmp_path))
     segment = log.append([b"a"])
     with pytest.raises(LegatoError, match="start and stop `legato serve`"):
         expect_all_stored(tmp_path)
+    assert left_aside(tmp_path) == ""
     log.set_aside(segment, b"a")
     expect_all_stored(tmp_path)
+    assert "(at most 1)" in left_aside(tmp_path) and "aside.wal" in left_aside(tmp_path)
     log.close()

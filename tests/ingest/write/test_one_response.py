@@ -72,6 +72,18 @@ def test_the_store_shows_one_row_whichever_comes_first(store: Store, order: Sequ
     assert counted.get("stored", 0) == (order[0] == "openlit")
 
 
+def test_the_other_row_of_a_response_may_come_days_later(store: Store) -> None:
+    """It waited in the queue of a Collector. Meanwhile the server was started again, and the tenant sent nothing."""
+    with committing(store) as committer:
+        send(committer, spans_of("openlit"))
+    counted = "SELECT * REPLACE (received_at - INTERVAL 3 DAY AS received_at) FROM emitter_spans"
+    store.command(f"INSERT INTO emitter_spans {counted}")
+    store.command("ALTER TABLE emitter_spans DELETE WHERE received_at > now() - INTERVAL 1 DAY SETTINGS mutations_sync = 1")
+    with committing(store) as committer:
+        send(committer, spans_of("legato"))
+    assert store.select("SELECT emitter FROM streams") == [("legato-python/0.1.0",)]
+
+
 OPENINFERENCE = {
     "openinference.span.kind": "LLM", "llm.model_name": "gpt-4o-2024-08-06", "output.value": f'{{"id": "{ID}"}}',
     "llm.invocation_parameters": '{"model": "gpt-4o", "stream": true}',

@@ -14,7 +14,7 @@ from operator import itemgetter
 import numpy as np
 
 from legato_ingest.attribution.load.by_engine import ENGINE_NS_SPARSE, Window, batches_of, span_of
-from legato_ingest.attribution.load.engine_ids import is_one_of, is_one_of_servers
+from legato_ingest.attribution.load.engine_ids import is_behind, is_one_of
 from legato_ingest.attribution.load.gpu_clock_samples import GPU_METRICS
 from legato_ingest.attribution.load.learned_offsets import CLOCKS_APART_NS, STREAM_NS_MAX, LearnedOffsets, stretch_of_any
 from legato_ingest.attribution.load.scraped_metrics import SCRAPED_METRICS
@@ -50,15 +50,28 @@ _CELLS = f"""
 SELECT DISTINCT intDiv(toUnixTimestamp64Nano(start_time), {CELL_NS}) FROM stream_revs
 WHERE {{inside}} AND {{which}}
 LIMIT {CELLS_MAX + 1}"""
-_STEPS = """
+_TIMES = """
 SELECT tenant, engine_id, toUnixTimestamp64Nano(min(recorded_at)) AS low, toUnixTimestamp64Nano(max(recorded_at)) AS high
-FROM engine_steps
-WHERE {new}
+FROM {records}
 GROUP BY tenant, engine_id
 LIMIT {most} BY tenant"""
-_STEPS_OF_TENANT = """
-SELECT toUnixTimestamp64Nano(min(recorded_at)), toUnixTimestamp64Nano(max(recorded_at)) FROM engine_steps
-WHERE {new}"""
+_TIMES_OF_TENANT = "SELECT toUnixTimestamp64Nano(min(recorded_at)), toUnixTimestamp64Nano(max(recorded_at)) FROM {records}"
+# A request is recorded with the step in which it ended. An idle engine makes none for long: its agent repeats the last step then, which is
+# not new.
+_LATE_REQUESTS = """
+SELECT tenant, engine_id, recorded_at, response_id FROM engine_requests
+LEFT JOIN
+(
+    SELECT tenant, engine_id, min(step) AS first, max(step) AS last, min(recorded_at) AS low, max(recorded_at) AS high
+    FROM engine_steps
+    WHERE {new}
+    GROUP BY tenant, engine_id
+) AS steps USING (tenant, engine_id)
+WHERE {new} AND response_id != '' AND NOT if(step = 0, recorded_at BETWEEN low AND high, step BETWEEN first AND last)"""
+# A request waits this long for a step that is sent with it, and then has its time.
+_REQUEST_LATE_NS = 30_000 * _MS
+# A stream of several hours is looked for this long before, and is received this much earlier at most, by another clock.
+_LONG_NS_MAX, _CLOCK_NS = 86_400_000 * _MS, 30_000 * _MS
 # The new steps of a tenant with more engines, or with engines of more times, count as one: those of all its streams in their time are due.
 # The engines of a request are the sender's choice, and each costs memory, and each time three queries.
 _ENGINES_MAX = 2_048
@@ -173,6 +186,7 @@ def due_by_evidence(
     is_judged = f"received_at <= {time_ns(judged_ms * _MS)}"
     due = [
         *_by_steps(store, clocks, new, is_judged, judged_ms * _MS),
+        *_by_requests(store, clocks, new, is_judged, judged_ms * _MS),
         *_by_samples(store, new, is_judged, judged_ms * _MS),
         *_by_first_tokens(store, new, is_judged, judged_ms * _MS),
     ]
@@ -213,34 +227,52 @@ def _listed(tenants: Iterable[str], starts: Sequence[int], spans: Sequence[int])
 
 def _by_steps(store: Store, clocks: LearnedOffsets, new: str, is_judged: str, judged_ns: int) -> Iterator[Due]:
     """Yield the streams that ran at the time of new steps, unless other engines with complete records explain their stalls."""
-    windows, crowded = _windows(store, clocks, new)
-    for batch in batches_of({key: window for key, window in windows.items() if window[0] <= judged_ns}, ENGINE_NS_SPARSE):
-        low, high = span_of(batch)
-        for each in _running(store, {tenant for tenant, _ in batch}, low, high, is_judged):
-            elsewhere = _ELSEWHERE.format(engines=is_one_of_servers(batch), around=each.started())
+    for tenants, engines, low, high in _stretches(store, clocks, new, f"engine_steps WHERE {new}", judged_ns):
+        for each in _running(store, tenants, low, high, is_judged):
+            elsewhere = _ELSEWHERE.format(engines=is_behind(engines), around=each.started()) if engines else "1"
             yield replace(each, which=f"{each.which} AND {elsewhere}")
+
+
+def _by_requests(store: Store, clocks: LearnedOffsets, new: str, is_judged: str, judged_ns: int) -> Iterator[Due]:
+    """Yield the streams that new records of finished requests are about, as far as the new steps are not."""
+    late = _LATE_REQUESTS.format(new=new)
+    named = f"{is_judged} AND response_id IN (SELECT response_id FROM ({late}))"
+    for tenants, _, low, high in _stretches(store, clocks, new, f"({late}) WHERE 1", judged_ns):
+        yield from _running(store, tenants, low - _REQUEST_LATE_NS, high, named)
+
+
+def _stretches(
+    store: Store, clocks: LearnedOffsets, new: str, records: str, judged_ns: int
+) -> Iterator[tuple[Collection[str], Collection[EngineKey], int, int]]:
+    """Yield tenants and engines with new records of about one time, and the first and the last time (ns) by the clocks of their streams.
+
+    ``records``: a table and a condition. The engines of a tenant that has too many are not named.
+    """
+    windows, crowded = _windows(store, clocks, new, records)
+    for batch in batches_of({key: window for key, window in windows.items() if window[0] <= judged_ns}, ENGINE_NS_SPARSE):
+        yield {tenant for tenant, _ in batch}, batch.keys(), *span_of(batch)
     for tenant in sorted(crowded):
-        own = f"{new} AND tenant = {quoted(tenant)}"
-        ((first, last),) = store.select(_STEPS_OF_TENANT.format(new=own))
-        low, high = stretch_of_any(store, own, int(first), int(last))
+        is_own = f"tenant = {quoted(tenant)}"
+        ((first, last),) = store.select(_TIMES_OF_TENANT.format(records=f"{records} AND {is_own}"))
+        low, high = stretch_of_any(store, f"{new} AND {is_own}", int(first), int(last))
         if low <= judged_ns:
-            yield from _running(store, {tenant}, low, high, is_judged)
+            yield {tenant}, (), low, high
 
 
-def _windows(store: Store, clocks: LearnedOffsets, new: str) -> tuple[dict[EngineKey, Window], set[str]]:
-    """Return when the streams ran that the new steps of each engine are about, and the tenants with too many engines or times."""
-    steps: dict[str, list[tuple[EngineKey, int, int]]] = {}
-    for name, engine, low, high in store.select(_STEPS.format(new=new, most=_ENGINES_MAX + 1)):
+def _windows(store: Store, clocks: LearnedOffsets, new: str, records: str) -> tuple[dict[EngineKey, Window], set[str]]:
+    """Return when the streams ran that the new records of each engine are about, and the tenants with too many engines or times."""
+    recorded: dict[str, list[tuple[EngineKey, int, int]]] = {}
+    for name, engine, low, high in store.select(_TIMES.format(records=records, most=_ENGINES_MAX + 1)):
         tenant = str(unquoted(name))
-        steps.setdefault(tenant, []).append(((tenant, str(unquoted(engine))), int(low), int(high)))
-    crowded = {tenant for tenant, own in steps.items() if len(own) > _ENGINES_MAX}
-    few = [each for tenant, own in steps.items() if tenant not in crowded for each in own]
+        recorded.setdefault(tenant, []).append(((tenant, str(unquoted(engine))), int(low), int(high)))
+    crowded = {tenant for tenant, own in recorded.items() if len(own) > _ENGINES_MAX}
+    few = [each for tenant, own in recorded.items() if tenant not in crowded for each in own]
     if few:
         others = f"{new} AND tenant NOT IN ({quoted_all(sorted(crowded))})" if crowded else new
         clocks.learn(store, others, min(low for _, low, _ in few), max(high for _, _, high in few))
     windows = {key: clocks.stretch(key, low, high) for key, low, high in few}
-    for tenant in steps.keys() - crowded:
-        own_windows = {key: windows[key] for key, _, _ in steps[tenant]}
+    for tenant in recorded.keys() - crowded:
+        own_windows = {key: windows[key] for key, _, _ in recorded[tenant]}
         if len(own_windows) > _TIMES_MAX and sum(1 for _ in batches_of(own_windows, ENGINE_NS_SPARSE)) > _TIMES_MAX:
             crowded.add(tenant)
     return {key: window for key, window in windows.items() if key[0] not in crowded}, crowded
@@ -252,13 +284,26 @@ def _running(store: Store, tenants: Collection[str], low: int, high: int, is_jud
     A stream's clock may be wrong; then the time at which it was received shows when it ran.
     """
     own = f"tenant IN ({quoted_all(sorted(tenants))}) AND {is_judged}"
-    ran = Due(low - STREAM_NS_MAX, high, f"{own} AND addNanoseconds(start_time, duration_ns) >= {time_ns(low)}")
-    for each in (_found(store, ran), _by_time_of_receipt(store, own, low, high)):
+    ran = f"{own} AND addNanoseconds(start_time, duration_ns) >= {time_ns(low)}"
+    for each in (
+        _found(store, Due(low - STREAM_NS_MAX, high, ran)),
+        _found(store, _long(low, ran)),
+        _by_time_of_receipt(store, own, low, high),
+    ):
         if each is not None:
             yield each
 
 
-# The streams are not explained by the complete records of other engines.
+def _long(low: int, which: str) -> Due:
+    """Return the streams that started over ``STREAM_NS_MAX`` before a time and were received after it. They are few.
+
+    The index of the times of receipt leaves out nearly all others of a day, so that no longest duration needs to be known.
+    """
+    received = f"received_at >= {time_ns(low - _CLOCK_NS)}"
+    return Due(low - _LONG_NS_MAX, low - STREAM_NS_MAX - 1, f"{received} AND {which}")
+
+
+# The streams are not explained by the complete records of other engines. A rank may wait for the other ranks of its server.
 _ELSEWHERE = """(tenant, start_time, trace_id, span_id) NOT IN
     (
         SELECT tenant, start_time, trace_id, span_id FROM verdicts FINAL
@@ -276,14 +321,27 @@ def _by_time_of_receipt(store: Store, which: str, low: int, high: int) -> Due | 
 
 def _by_samples(store: Store, new: str, is_judged: str, judged_ns: int) -> Iterator[Due]:
     """Yield the streams with stalls that new samples may explain: with time charged to the host, or without the engine's steps."""
-    for tenant, low_ns, high_ns in store.select(_SAMPLES.format(new=new)):
-        low, high = int(low_ns) - SCRAPE_DISTANCE_NS_MAX, int(high_ns) + SCRAPE_DISTANCE_NS_MAX
+    sampled = store.select(_SAMPLES.format(new=new))
+    with_long = _tenants_with_long(store, min(int(low) for _, low, _ in sampled) - SCRAPE_DISTANCE_NS_MAX) if sampled else set[str]()
+    for name, low_ns, high_ns in sampled:
+        tenant, low, high = str(unquoted(name)), int(low_ns) - SCRAPE_DISTANCE_NS_MAX, int(high_ns) + SCRAPE_DISTANCE_NS_MAX
         if low > judged_ns:
             continue
-        stalled = f"tenant = {quoted(str(unquoted(tenant)))} AND cause != 'base' AND (has(missing, 'engine') OR parts['host'] > 0)"
+        stalled = f"tenant = {quoted(tenant)} AND cause != 'base' AND (has(missing, 'engine') OR parts['host'] > 0)"
         stalled += f" AND addMicroseconds(start_time, gap_start_us) <= {time_ns(high)}"
         stalled += f" AND addMicroseconds(start_time, gap_start_us + gap_us) >= {time_ns(low)}"
-        yield _with_stalls(low, high, is_judged, stalled)
+        near = Due(low - STREAM_NS_MAX, high)
+        yield _with_stalls(near, is_judged, stalled)
+        if tenant in with_long:
+            long = _long(low, is_judged)
+            yield _with_stalls(long, long.which, f"{stalled} AND judged_at >= {time_ns(low - _CLOCK_NS)}")
+
+
+def _tenants_with_long(store: Store, low: int) -> set[str]:
+    """Return the tenants with streams that started over ``STREAM_NS_MAX`` before a time and were received after it."""
+    long = _long(low, "1")
+    names = store.select(f"SELECT DISTINCT tenant FROM stream_revs WHERE {long.inside} AND {long.which}")
+    return {str(unquoted(name)) for (name,) in names}
 
 
 def _by_first_tokens(store: Store, new: str, is_judged: str, judged_ns: int) -> Iterator[Due]:
@@ -308,7 +366,7 @@ def _by_first_tokens(store: Store, new: str, is_judged: str, judged_ns: int) -> 
         some = engines[first : first + _ENGINES_AT_ONCE]
         begin, end = min(min(found[key]) for key in some), max(max(found[key]) for key in some)
         unknown = f"{is_one_of(some)} AND {_IS_UNKNOWN_PROMPT} AND {between_ns('culprit_at', begin, end)}"
-        yield _with_stalls(begin, end, is_judged, unknown)
+        yield _with_stalls(Due(begin - STREAM_NS_MAX, end), is_judged, unknown)
 
 
 def _contains(stretches: Sequence[tuple[int, int]], at_ns: int) -> bool:
@@ -328,9 +386,10 @@ def _merged(stretches: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return out
 
 
-def _with_stalls(low: int, high: int, is_judged: str, stalled: str) -> Due:
-    keys = f"SELECT tenant, start_time, trace_id, span_id FROM verdicts FINAL WHERE {_around(low, high)} AND {stalled}"
-    return Due(low - STREAM_NS_MAX, high, f"{is_judged} AND (tenant, start_time, trace_id, span_id) IN ({keys})")
+def _with_stalls(started: Due, which: str, stalled: str) -> Due:
+    """Return the streams that started at these times, satisfy ``which``, and have a stall that satisfies ``stalled``."""
+    keys = f"SELECT tenant, start_time, trace_id, span_id FROM verdicts FINAL WHERE {started.started()} AND {stalled}"
+    return replace(started, which=f"{which} AND (tenant, start_time, trace_id, span_id) IN ({keys})")
 
 
 def _around(low: int, high: int) -> str:

@@ -8,8 +8,21 @@ from legato_ingest.attribution.model.scraped import EngineKey
 from legato_ingest.definitions import server_of
 from legato_ingest.storage.sql import digits_of, quoted, quoted_all
 
-__all__ = ["ids_of_server", "is_one_of", "is_one_of_servers", "process_key", "stored_key"]
+__all__ = [
+    "IS_RANK",
+    "SERVER",
+    "ids_of_server",
+    "is_behind",
+    "is_one_of",
+    "is_one_of_servers",
+    "process_key",
+    "stored_key",
+]
 
+IS_RANK = "match(engine_id, '/[0-9]+$')"
+"""The condition for rows of a rank behind a server, as ``definitions.server_of`` recognises it."""
+SERVER = "replaceRegexpOne(engine_id, '/[0-9]+$', '')"
+"""The id of the server of an engine, as an expression."""
 # More ids are sent as one string of their hexadecimal digits.
 _LITERALS_MAX = 256
 
@@ -42,16 +55,24 @@ def is_one_of(keys: Collection[EngineKey], with_ranks: bool = False) -> str:
     return f"({' OR '.join((own, *ranks))})"
 
 
-def _is_own(keys: Sequence[EngineKey]) -> str:
-    """Return the condition for the rows of these engines. To look up pairs of two texts takes half of the time of a read of many steps."""
+def is_behind(keys: Collection[EngineKey]) -> str:
+    """Return the condition for the rows of these engines and of all ranks behind the same servers."""
+    return _is_own(sorted({(tenant, server_of(engine)) for tenant, engine in keys}), SERVER)
+
+
+def _is_own(keys: Sequence[EngineKey], column: str = "engine_id") -> str:
+    """Return the condition for the rows with these engines in a column.
+
+    To look up pairs of two texts takes half of the time of a read of many steps.
+    """
     engines = [engine for _, engine in keys]
     if len({tenant for tenant, _ in keys}) == 1:
         ids = quoted_all(engines) if len(keys) <= _LITERALS_MAX else f"SELECT unhex(arrayJoin({digits_of(engines)}))"
-        return f"(tenant = {quoted(keys[0][0])} AND engine_id IN ({ids}))"
+        return f"(tenant = {quoted(keys[0][0])} AND {column} IN ({ids}))"
     if len(keys) <= _LITERALS_MAX:
-        return "(tenant, engine_id) IN (" + ", ".join(f"({quoted(tenant)}, {quoted(engine)})" for tenant, engine in keys) + ")"
+        return f"(tenant, {column}) IN (" + ", ".join(f"({quoted(tenant)}, {quoted(engine)})" for tenant, engine in keys) + ")"
     pairs = f"arrayZip({digits_of(tenant for tenant, _ in keys)}, {digits_of(engines)})"
-    return f"(tenant, engine_id) IN (SELECT unhex(key.1), unhex(key.2) FROM (SELECT arrayJoin({pairs}) AS key))"
+    return f"(tenant, {column}) IN (SELECT unhex(key.1), unhex(key.2) FROM (SELECT arrayJoin({pairs}) AS key))"
 
 
 def is_one_of_servers(keys: Collection[EngineKey]) -> str:

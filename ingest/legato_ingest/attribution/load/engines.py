@@ -10,18 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from legato_ingest.attribution.load.by_engine import Rows, Window, Windows, rows_by_engine
+from legato_ingest.attribution.load.by_engine import Window, Windows, batches_of, rows_by_engine, span_of
 from legato_ingest.attribution.load.clock_offsets import ClockOffsets, RecordedEnds, clock_offsets
 from legato_ingest.attribution.load.due import CLOCKS_APART_NS
-from legato_ingest.attribution.load.engine_ids import is_one_of, process_key
+from legato_ingest.attribution.load.engine_ids import IS_RANK, SERVER, is_behind, is_one_of, process_key
+from legato_ingest.attribution.load.engine_steps import read_steps
 from legato_ingest.attribution.load.gpu_clock_samples import gpu_clocks
 from legato_ingest.attribution.load.scraped_metrics import boots_of
-from legato_ingest.attribution.model.engine import EngineRecords, steps_of_requests
+from legato_ingest.attribution.model.engine import EngineRecords
+from legato_ingest.attribution.model.ranks import Rank
 from legato_ingest.attribution.model.scraped import AROUND_NS, EngineKey
 from legato_ingest.attribution.model.step_model import step_ends
 from legato_ingest.attribution.model.steps import Steps
@@ -32,27 +32,22 @@ from legato_ingest.storage.sql import between_ns, quoted, quoted_all, unquoted
 
 __all__ = ["load_engines"]
 
-Ints = NDArray[np.int64]
-
-_COLUMNS = (
-    "interval_us", "running", "waiting",
-    "prefill_requests", "prefill_tokens", "decode_requests", "decode_tokens", "draft_tokens",
-)  # fmt: skip
-_STEPS = f"""
-SELECT tenant, engine_id, toUnixTimestamp64Nano(recorded_at) AS at_ns, engine_epoch, step, preempted, {", ".join(_COLUMNS)}
-FROM engine_steps FINAL
-WHERE {{which}} AND {{inside}}"""
 _REQUESTS = """
 SELECT tenant, engine_id, response_id, step, preemptions, output_tokens, toUnixTimestamp64Nano(recorded_at) AS at_ns
 FROM engine_requests FINAL
 WHERE {inside} AND {which}"""
 # A request is finished once for each of its sequences. Of a response id that many requests have, no more is read than shows an engine.
 _FINISHED = f"{_REQUESTS} ORDER BY at_ns DESC, engine_id LIMIT 16 BY tenant, response_id"
+_RANKS = f"""
+SELECT DISTINCT tenant, engine_id
+FROM engine_steps
+WHERE {{inside}} AND {IS_RANK} AND {{which}}
+ORDER BY tenant, length(engine_id), engine_id
+LIMIT {{most}} BY tenant, {SERVER}"""
+# The steps of so many other ranks are read for each engine.
+_RANKS_MAX = 16
 # Conditions of one query.
 _TENANTS_MAX = 256
-# Two processes record one step at most this long after each other. They record the same steps if they do so in this share of them; of two
-# engines with steps of 5 ms that is a fifth by chance.
-_SAME_STEP_NS, _SAME_SHARE = 500_000, 0.6
 _FIRST_TOKENS = """
 SELECT
     tenant, engine_id, response_id, toUnixTimestamp64Nano(start_time) AS at_ns,
@@ -75,21 +70,6 @@ class _Finished:
 
 _Processes = dict[EngineKey, dict[str, int]]
 """Of engines with several processes at a time: the start (ns) of the process that finished each request, by response id."""
-
-
-class _Read(NamedTuple):
-    """The steps of an engine, the index of the step in which each request ended, by response id, and the ids of the requests that the
-    engine reports as never preempted.
-
-    ``epoch_ns``: the start of the process if several of the engine's ran at a time, as on two nodes without an id each; else 0, and the
-    steps are those of all its processes, one after the other.
-    """
-
-    engine: EngineKey
-    epoch_ns: int
-    steps: Steps
-    last_step: Mapping[str, int]
-    never_preempted: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +100,7 @@ def load_engines(store: Store, streams: Sequence[Stream]) -> tuple[list[Stream],
     engines, processes = _engines_by_requests(store, served)
     others = {key: each.streams for key, each in served.items() if key not in engines and key not in processes}
     engines |= _engines_by_host(store, others)
-    return [_with_process(stream, processes) for stream in named], engines
+    return [_with_process(stream, processes) for stream in named], engines | _with_ranks(store, engines)
 
 
 def _with_process(stream: Stream, processes: _Processes) -> Stream:
@@ -224,7 +204,7 @@ def _engines_by_requests(store: Store, served: Mapping[EngineKey, _Served]) -> t
     """Return the engines with requests that identify streams, these or others at their time, and those of several processes."""
     around = {key: each.around for key, each in served.items()}
     requests = rows_by_engine(store, _REQUESTS, {key: (low, high + AROUND_NS) for key, (low, high) in around.items()}, "recorded_at")
-    found = [each for each in _read_steps(store, around, requests) if each.last_step or served[each.engine].ends]
+    found = [each for each in read_steps(store, around, requests) if each.last_step or served[each.engine].ends]
     read = {process_key(each.engine, each.epoch_ns): each for each in found}
     ends = {
         key: RecordedEnds(
@@ -245,6 +225,7 @@ def _engines_by_requests(store: Store, served: Mapping[EngineKey, _Served]) -> t
             server_offset=offsets[key].server,
             client_offsets=offsets[key].clients,
             last_step=read[key].last_step,
+            preempted=read[key].preempted,
             never_preempted=read[key].never_preempted,
             first_token_ns=first_tokens.get(key, {}),
         )
@@ -266,7 +247,7 @@ def _engines_by_host(store: Store, streams: Mapping[EngineKey, Sequence[Stream]]
     for key, own in streams.items():
         low, high = _Served(own, ()).streamed
         around[key] = low - AROUND_NS, high + AROUND_NS
-    read = {each.engine: each for each in _read_steps(store, around, {}) if not each.epoch_ns}
+    read = {each.engine: each for each in read_steps(store, around, {}) if not each.epoch_ns}
     boots = boots_of(store, {key: around[key] for key in read})
     on_host = {
         key: each.steps
@@ -281,6 +262,37 @@ def _engines_by_host(store: Store, streams: Mapping[EngineKey, Sequence[Stream]]
         key: EngineRecords(steps=steps, gpus=gpus.get(key, ()), server_offset=offset.server, first_token_ns=first_tokens.get(key, {}))
         for key, steps in on_host.items()
     }
+
+
+def _with_ranks(store: Store, engines: Mapping[EngineKey, EngineRecords]) -> dict[EngineKey, EngineRecords]:
+    """Return those of the engines that are ranks, with the steps of the other ranks behind their servers."""
+    windows = {key: (int(each.steps.recorded_ns.min()), int(each.steps.recorded_ns.max())) for key, each in engines.items()}
+    others = _other_ranks(store, windows)
+    around: dict[EngineKey, Window] = {}
+    for key, own in others.items():
+        for other in own[:_RANKS_MAX]:
+            low, high = around.get(other, windows[key])
+            around[other] = min(low, windows[key][0]), max(high, windows[key][1])
+    found = (each for each in read_steps(store, around, {}) if not each.epoch_ns)
+    read = {each.engine: Rank.of(each.steps, step_ends(each.steps)) for each in found}
+    return {
+        key: replace(engines[key], ranks=[read[other] for other in own[:_RANKS_MAX] if other in read], has_all_ranks=len(own) <= _RANKS_MAX)
+        for key, own in others.items()
+    }
+
+
+def _other_ranks(store: Store, windows: Windows) -> dict[EngineKey, list[EngineKey]]:
+    """Return, for each engine that is a rank, the other ranks behind its server with steps within its window."""
+    ranks: dict[EngineKey, list[EngineKey]] = {}
+    for batch in batches_of(windows):
+        inside = between_ns("recorded_at", *span_of(batch))
+        for row in store.select(_RANKS.format(inside=inside, which=is_behind(batch), most=_RANKS_MAX + 2)):
+            tenant, engine = str(unquoted(row[0])), str(unquoted(row[1]))
+            own = ranks.setdefault((tenant, server_of(engine)), [(tenant, server_of(engine))])
+            if (tenant, engine) not in own:
+                own.append((tenant, engine))
+    found = {key: ranks.get((key[0], server_of(key[1])), []) for key in windows}
+    return {key: others for key, own in found.items() if (others := [other for other in own if other != key])}
 
 
 def _sampled(steps: Mapping[EngineKey, Steps]) -> dict[EngineKey, Window]:
@@ -302,70 +314,3 @@ def _first_tokens(
         key: {unquoted(name): at for name, at in zip(rows["response_id"].tolist(), rows["first_ns"].tolist(), strict=True)}
         for key, rows in rows_by_engine(store, _FIRST_TOKENS, windows, "start_time").items()
     }
-
-
-def _read_steps(store: Store, windows: Windows, requests: Mapping[EngineKey, Rows]) -> list[_Read]:
-    """Return the steps of the engines that have some between these times. ``requests``: those that the engines finished."""
-    read = rows_by_engine(store, _STEPS, windows, "recorded_at")
-    return [each for key, rows in read.items() for each in _by_process(key, rows, requests.get(key))]
-
-
-def _by_process(engine: EngineKey, rows: Rows, requests: Rows | None) -> list[_Read]:
-    """Return the steps of an engine, by process if several ran at a time."""
-    order = np.lexsort((rows["step"], rows["engine_epoch"]))
-    rows = {name: column[order] for name, column in rows.items()}
-    number, recorded = (rows[name].astype(np.int64) for name in ("step", "at_ns"))
-    ended_in = np.zeros(0, np.int64)
-    if requests is not None:
-        ended_in = steps_of_requests(requests["step"].astype(np.int64), requests["at_ns"].astype(np.int64), number, recorded)
-    epochs, first, at = np.unique(rows["engine_epoch"].astype(np.int64), return_index=True, return_inverse=True)
-    if not _run_beside(recorded, first) or _are_same(recorded, at):
-        return [_steps(engine, 0, rows, requests, ended_in)]
-    return [
-        _steps(engine, epoch, {name: column[low:high] for name, column in rows.items()}, *_within(requests, ended_in, low, high))
-        for epoch, low, high in zip(epochs.tolist(), first.tolist(), [*first[1:].tolist(), len(number)], strict=True)
-    ]
-
-
-def _run_beside(recorded: Ints, first: Ints) -> bool:
-    """Return whether processes ran at a time. ``first``: the index of the first step of each; those of one follow each other."""
-    begins, ends = np.minimum.reduceat(recorded, first), np.maximum.reduceat(recorded, first)
-    order = np.argsort(begins, kind="stable")
-    return bool((begins[order][1:] <= np.maximum.accumulate(ends[order])[:-1]).any())
-
-
-def _are_same(recorded: Ints, process: Ints) -> bool:
-    """Return whether processes recorded the same steps, as several API servers of one engine do."""
-    order = np.argsort(recorded, kind="stable")
-    is_near = (np.diff(process[order]) != 0) & (np.diff(recorded[order]) <= _SAME_STEP_NS)
-    return bool(np.count_nonzero(is_near) >= _SAME_SHARE * np.bincount(process).min())
-
-
-def _within(requests: Rows | None, ended_in: Ints, low: int, high: int) -> tuple[Rows | None, Ints]:
-    """Return the requests that ended in a range of the steps, and the indices of their steps in that range."""
-    if requests is None:
-        return None, ended_in
-    own = (ended_in >= low) & (ended_in < high)
-    return {name: column[own] for name, column in requests.items()}, ended_in[own] - low
-
-
-def _steps(engine: EngineKey, epoch_ns: int, rows: Rows, requests: Rows | None, ended_in: Ints) -> _Read:
-    """Convert rows in order. ``ended_in``: the index of the step in which each of the requests ended, -1: unknown."""
-    recorded = rows["at_ns"].astype(np.int64)
-    steps = Steps(
-        number=rows["step"].astype(np.int64),
-        recorded_ns=recorded,
-        finished=np.bincount(ended_in[ended_in >= 0], minlength=len(recorded)).astype(np.float64),
-        interval_ns=1000 * rows["interval_us"].astype(np.float64),
-        **{name: rows[name].astype(np.float64) for name in _COLUMNS[1:]},
-    )
-    if requests is None:
-        return _Read(engine, epoch_ns, steps, {}, frozenset())
-    names = list(map(unquoted, requests["response_id"].tolist()))
-    # By step: a response of several sequences ends with the last of them.
-    by_step = np.argsort(ended_in, kind="stable").tolist()
-    last_step = {names[row]: int(ended_in[row]) for row in by_step if ended_in[row] >= 0 and names[row]}
-    is_reported = not np.isnan(rows["preempted"].astype(np.float64)).all()
-    preempted = {names[row] for row in np.flatnonzero(requests["preemptions"] > 0).tolist()}
-    never = frozenset(names) - preempted - {""} if is_reported else frozenset[str]()
-    return _Read(engine, epoch_ns, steps, last_step, never)

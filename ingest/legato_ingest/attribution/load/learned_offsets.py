@@ -22,7 +22,7 @@ _SEARCH_EVERY_S = 60.0
 CLOCKS_APART_NS = 7_200_000_000_000
 """The clocks of the client, the server and the engine may differ by this much, and they still find each other."""
 STREAM_NS_MAX = 600_000_000_000
-"""A stream that ran at some time started at most this long before it."""
+"""A stream that ran at some time usually started at most this long before it."""
 # Of each tenant so many engines are kept, and of all tenants together, those that were used last: 12 MB. A sender can name any number of
 # them, and names of containers do not recur.
 _ENGINES_MAX, _ENGINES_OF_ALL_MAX = 4_096, 65_536

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from legato_ingest.attribution.load.due import CLOCKS_APART_NS, Due
 from legato_ingest.attribution.load.servers import Client, Found, client_of, found_servers, key_of
-from legato_ingest.attribution.load.superseded import KNOWS_CHUNKS
+from legato_ingest.attribution.load.superseded import KNOWS_CHUNKS, OF_OTHER_CALLS
 from legato_ingest.attribution.model.gaps import GAPS_MAX
 from legato_ingest.attribution.model.judge import GapKey
 from legato_ingest.attribution.model.vantage import SocketSamples, Stream, Vantage
@@ -151,14 +151,13 @@ def streams_in(store: Store, due: Due, gap_us_min: int, most: Most) -> Iterator[
     """Yield the due client streams with a gap of this length, each with the vantage of its server, and such streams at servers without
     a client. They come in one piece, unless the servers take more than ``most.bytes``.
 
-    `load.servers` says which server is a client's. A server is without a client if its trace has none.
+    `load.servers` says which server is a client's. A server is without a client if its trace has none, or none of its call.
     """
     table = store.select_arrow(_STREAMS.format(inside=due.inside, which=_is_due(due, gap_us_min)))
     rows = list(_rows(table))
     clients, servers = ([row for row in rows if row["vantage"] == vantage] for vantage in ("client", "server"))
     by_key = {key_of(row): row for row in servers if row["response_id"]}
-    traces = _traces_with_client(store, due, servers)
-    alone = [_stream(row, row, None) for row in servers if (row["tenant"], row["trace_id"]) not in traces]
+    alone = [_stream(row, row, None) for row in _without_client(store, due, servers, clients)]
     sockets = _sockets_in(store, due, clients) if clients else {}
     found = found_servers(store, due, [row for row in clients if key_of(row) not in by_key])
     for part in _parts_by_server(clients, found, most):
@@ -203,6 +202,33 @@ def _traces_with_client(store: Store, due: Due, servers: Sequence[Row]) -> set[t
     traces = quoted_all(sorted({row["trace_id"] for row in servers}))
     table = store.select_arrow(_CLIENTS.format(inside=due.started(CLOCKS_APART_NS), traces=traces))
     return {(unquoted(tenant), trace) for tenant, trace in zip(table["tenant"].to_pylist(), table["trace_id"].to_pylist(), strict=True)}
+
+
+def _without_client(store: Store, due: Due, servers: Sequence[Row], clients: Sequence[Row]) -> list[Row]:
+    """Return those of these servers that have no client. ``clients``: those that were loaded with them."""
+    traces = _traces_with_client(store, due, servers)
+    of_clients = {key_of(row) for row in clients}
+    is_alone = [(row["tenant"], row["trace_id"]) not in traces for row in servers]
+    named = [
+        row for row, alone in zip(servers, is_alone, strict=True) if not alone and row["response_id"] and key_of(row) not in of_clients
+    ]
+    others = _of_other_calls(store, due, named)
+    return [
+        row for row, alone in zip(servers, is_alone, strict=True) if alone or (row["tenant"], row["trace_id"], row["span_id"]) in others
+    ]
+
+
+def _of_other_calls(store: Store, due: Due, servers: Sequence[Row]) -> set[tuple[str, bytes, bytes]]:
+    """Return those of these servers (tenant, trace, span) that are those of no client of their trace."""
+    if not servers:
+        return set()
+    tenants, traces = (quoted_all(sorted({row[name] for row in servers})) for name in ("tenant", "trace_id"))
+    which = f"tenant IN ({tenants}) AND trace_id IN ({traces})"
+    spans = integers(np.unique(np.frombuffer(b"".join(row["span_id"] for row in servers), "<u8")))
+    sql = OF_OTHER_CALLS.format(around=due.started(CLOCKS_APART_NS), traces=which)
+    table = store.select_arrow(f"{sql} AND reinterpretAsUInt64(span_id) IN ({spans})")
+    columns = (table[name].to_pylist() for name in ("tenant", "trace_id", "span_id"))
+    return {(unquoted(tenant), trace, span) for tenant, trace, span in zip(*columns, strict=True)}
 
 
 def stored_stalls(store: Store, streams: Sequence[Stream]) -> frozenset[GapKey]:

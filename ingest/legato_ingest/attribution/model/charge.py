@@ -76,7 +76,7 @@ def charge(gaps: Gaps, steps: ChargedSteps | None) -> Verdicts:
 def _charge_steps(gaps: Gaps, steps: ChargedSteps, parts: Ints) -> _Alignment:
     """Charge the server's part of the gaps to the engine's steps and to the front end, where the record allows it."""
     begin, end = _by_records(gaps, steps.end_ns)
-    passed = _steps_of(begin, end, gaps.has_server, steps, gaps.never_preempted)
+    passed = _steps_of(begin, end, gaps.has_server, steps, gaps.never_preempted, gaps.is_open)
     first, upto, has_steps, aligned = passed.first, passed.upto, passed.has_steps, passed.aligned
     in_first = np.where(has_steps, steps.end_ns[first] - begin, 0)
     _add_step_parts(parts, steps, in_first, first, upto, has_steps, passed.evicted)
@@ -107,10 +107,10 @@ class _Passed:
 def preempted_in(begin_ns: Ints, end_ns: Ints, steps: ChargedSteps) -> Ints:
     """Return the index of the step in which a stream was preempted between each two sends (ns, by the records' clock); -1: it was not."""
     known = np.ones(len(begin_ns), np.bool_)
-    return _steps_of(begin_ns, end_ns, known, steps, ~known).preempted
+    return _steps_of(begin_ns, end_ns, known, steps, ~known, ~known).preempted
 
 
-def _steps_of(begin: Ints, end: Ints, is_known: Bools, steps: ChargedSteps, never_preempted: Bools) -> _Passed:
+def _steps_of(begin: Ints, end: Ints, is_known: Bools, steps: ChargedSteps, never_preempted: Bools, is_open: Bools) -> _Passed:
     """Return the steps that passed between two times of each gap, by the records' clock. ``is_known``: the server's times are known."""
     total = len(steps.end_ns)
     next_step = np.searchsorted(steps.end_ns, begin, "right")
@@ -125,6 +125,9 @@ def _steps_of(begin: Ints, end: Ints, is_known: Bools, steps: ChargedSteps, neve
     before = np.maximum(first - 1, 0)
     evicted = silent & ~never_preempted & (preemptions[np.maximum(last, first) + 1] > preemptions[before])
     upto = np.where(silent, last, first)
+    # The step that resumes a request reports its preemption. Without such a report the stream got its next token as a running request.
+    # One step more, as the times are not exact.
+    evicted &= is_open | (steps.resumptions[np.minimum(upto + 2, total)] > steps.resumptions[before])
     # A preempted stream is charged for time, not for the contents of steps, so an unbroken record suffices.
     faults = np.where(evicted, steps.unlinked[upto + 1] - steps.unlinked[first], steps.incomplete[upto + 1] - steps.incomplete[first])
     aligned = inside & (faults == 0)

@@ -11,7 +11,7 @@ from legato_ingest.attribution.model.gpu_throttle import CLOCK_DROP_MIN
 from legato_ingest.attribution.model.step_model import WORK_STEPS_MIN
 from legato_ingest.attribution.model.steps import ChargedSteps
 from legato_ingest.attribution.model.verdicts import Verdicts
-from legato_ingest.causes import BY_NAME, index_of
+from legato_ingest.causes import BY_NAME, MIXED, index_of
 
 __all__ = ["confidences"]
 
@@ -29,9 +29,10 @@ def confidences(
     steps: ChargedSteps | None,
     cpu_waits: Sequence[Mapping[str, int]],
     is_open: NDArray[np.bool_],
+    was_preempted: NDArray[np.bool_],
 ) -> list[str]:
     """Return the confidence of each verdict. ``causes``: its name; ``has_server``: the server recorded its gap; ``cpu_waits``: what the
-    kernel counted around it.
+    kernel counted around it; ``was_preempted``: the engine reports that its request was preempted.
 
     Without engine steps a cause was reached by exclusion, which is weaker. ``strong`` becomes ``likely`` where evidence that may still
     arrive could change the verdict:
@@ -39,20 +40,23 @@ def confidences(
     - the gap has not ended (``is_open``);
     - the server was not recorded, so which step produced a chunk is concluded;
     - part of the stall was generated late, and no step shows why;
+    - the stream seems to have been preempted, and the engine does not report that of its request;
     - the engine had so few steps with work that their cost is not reliable;
     - a GPU was throttled by the driver's count, and no sample shows a lower clock;
-    - the host is what remains, the GPU's clock is not known in all steps, and the kernel did not count that the engine waited for a CPU.
+    - the host is what remains, and the kernel did not count that the engine waited for a CPU: the GPU's clock is not known in all steps, or
+      another rank had work, and whether the engine waited for that is not known.
     """
     has_few = steps is not None and steps.work_steps < WORK_STEPS_MIN
     out: list[str] = []
     for row, name in enumerate(causes):
         cause = BY_NAME[name]
-        confidence = cause.by_exclusion if steps is None and cause.by_exclusion else cause.confidence
+        confidence = cause.by_exclusion if not verdicts.aligned[row] and cause.by_exclusion else cause.confidence
         is_fit = has_few and (name == "scheduling" or name == "kv_pressure" and verdicts.preempted[row] < 0)
         is_unseen = name == "gpu_clock" and not _has_low_clock(verdicts, row, steps)
         is_unexplained = verdicts.parts[row, _GENERATION] >= max(_UNEXPLAINED_SHARE * verdicts.excess_ns[row], 1)
-        is_rest = name == "host" and not _is_throttling_known(verdicts, row, steps) and not _has_waited(verdicts, row, cpu_waits[row])
-        is_weak = is_open[row] or not has_server[row] or is_fit or is_unseen or is_unexplained or is_rest
+        is_inferred = name in ("kv_pressure", MIXED) and verdicts.preempted[row] >= 0 and not was_preempted[row]
+        is_rest = name == "host" and not _is_explained(verdicts, row, steps, cpu_waits[row])
+        is_weak = is_open[row] or not has_server[row] or is_fit or is_unseen or is_unexplained or is_inferred or is_rest
         out.append("likely" if confidence == "strong" and is_weak else confidence)
     return out
 
@@ -64,9 +68,17 @@ def _has_low_clock(verdicts: Verdicts, row: int, steps: ChargedSteps | None) -> 
     return bool((steps.throttling.mhz[_steps_of(verdicts, row)] < (1 - CLOCK_DROP_MIN) * steps.usual_mhz).any())
 
 
-def _is_throttling_known(verdicts: Verdicts, row: int, steps: ChargedSteps | None) -> bool:
-    """Return whether the GPU's samples surround every step of the gap."""
-    return steps is not None and verdicts.step_first[row] >= 0 and bool(steps.throttling.known[_steps_of(verdicts, row)].all())
+def _is_explained(verdicts: Verdicts, row: int, steps: ChargedSteps | None, cpu_wait: Mapping[str, int]) -> bool:
+    """Return whether nothing but the host is left in the steps of the gap, or the kernel counted that the engine waited for a CPU."""
+    return _is_rest_known(verdicts, row, steps) or _has_waited(verdicts, row, cpu_wait)
+
+
+def _is_rest_known(verdicts: Verdicts, row: int, steps: ChargedSteps | None) -> bool:
+    """Return whether the GPU's samples surround every step of the gap, and no step may have waited for another rank."""
+    if steps is None or verdicts.step_first[row] < 0:
+        return False
+    own = _steps_of(verdicts, row)
+    return bool((steps.throttling.known[own] & ~steps.unsure[own]).all())
 
 
 def _steps_of(verdicts: Verdicts, row: int) -> slice:

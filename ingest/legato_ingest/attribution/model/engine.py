@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from legato_ingest.attribution.model.gpu_throttle import GpuClock
+from legato_ingest.attribution.model.ranks import Rank
 from legato_ingest.attribution.model.step_model import charge_steps
 from legato_ingest.attribution.model.steps import ChargedSteps, Steps
 from legato_ingest.attribution.model.vantage import Stream
@@ -26,19 +27,23 @@ _OFFSET_ERROR_SHARE, _OFFSET_ERROR_NS_MAX = 0.35, 10_000_000
 class EngineRecords:
     """What the store has of one engine.
 
-    ``server_offset``: the records' clock minus the server's clock, and how much larger the true offset may be (``None``: unknown); ``None``
-    if nothing gives the offset. ``client_offsets``: the records' clock minus each client's (by ``Stream.clock``), assuming that the fastest
-    delivery took no time. ``last_step``: the index of the step that ended a request, by response id. ``first_token_ns``: when the server
-    sent a request's first token, by the server's clock, by response id. ``never_preempted``: the response ids of the
-    requests that ended and, as the engine reports, were never preempted.
+    ``ranks``: the other ranks of its server; ``has_all_ranks``: there are no more. ``server_offset``: the records' clock minus the server's
+    clock, and how much larger the true offset may be (``None``: unknown); ``None`` if nothing gives the offset. ``client_offsets``: the
+    records' clock minus each client's (by ``Stream.clock``), assuming that the fastest delivery took no time. ``last_step``: the index of
+    the step that ended a request, by response id. ``first_token_ns``: when the server sent a request's first token, by the server's clock,
+    by response id. ``preempted``, ``never_preempted``: the response ids of the requests that ended and, as the engine reports, were
+    preempted once or more, or never.
     """
 
     steps: Steps
     gpus: Sequence[GpuClock] = ()
+    ranks: Sequence[Rank] = ()
+    has_all_ranks: bool = True
     server_offset: tuple[int, int | None] | None = None
     client_offsets: Mapping[str, int] = field(default_factory=dict)
     last_step: Mapping[str, int] = field(default_factory=dict)
     first_token_ns: Mapping[str, int] = field(default_factory=dict)
+    preempted: frozenset[str] = frozenset()
     never_preempted: frozenset[str] = frozenset()
 
     def covers(self, stream: Stream) -> bool:
@@ -51,8 +56,8 @@ class Engine:
     """An engine with charged steps.
 
     ``offset_ns``, ``offset_error_ns``: the records' clock minus the server's clock, and how much larger the true offset may be; ``None``:
-    unknown. ``client_offsets``, ``last_step`` and ``never_preempted`` are as in ``EngineRecords``. ``first_token``: the index of the step
-    that gave a request its first token, by response id.
+    unknown. ``client_offsets``, ``last_step``, ``preempted`` and ``never_preempted`` are as in ``EngineRecords``. ``first_token``: the
+    index of the step that gave a request its first token, by response id.
     """
 
     steps: ChargedSteps
@@ -61,12 +66,13 @@ class Engine:
     client_offsets: Mapping[str, int]
     last_step: Mapping[str, int]
     first_token: Mapping[str, int]
+    preempted: frozenset[str] = frozenset()
     never_preempted: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, records: EngineRecords) -> Engine:
         """Charge the engine's steps."""
-        steps = charge_steps(records.steps, records.gpus)
+        steps = charge_steps(records.steps, records.gpus, records.ranks, records.has_all_ranks)
         error = min(int(_OFFSET_ERROR_SHARE * steps.median_ns), _OFFSET_ERROR_NS_MAX)
         offset = None
         first_token: dict[str, int] = {}
@@ -76,7 +82,8 @@ class Engine:
             times = np.array(list(records.first_token_ns.values()), np.int64)
             index = np.searchsorted(steps.end_ns - offset, times, "right") - 1
             first_token = {name: step for name, step in zip(records.first_token_ns, index.tolist(), strict=True) if step >= 0}
-        return cls(steps, offset, error, records.client_offsets, records.last_step, first_token, records.never_preempted)
+        ended = records.last_step, first_token, records.preempted, records.never_preempted
+        return cls(steps, offset, error, records.client_offsets, *ended)
 
 
 def steps_of_requests(request_steps: Ints, request_recorded_ns: Ints, number: Ints, recorded_ns: Ints) -> Ints:

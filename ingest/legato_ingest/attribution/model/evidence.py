@@ -19,7 +19,8 @@ __all__ = ["HOLD_ERROR_NS", "error_bounds_ns", "evidence_of"]
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
-_GPU_CLOCK = index_of("gpu_clock")
+_GPU_CLOCK, _HOST = index_of("gpu_clock"), index_of("host")
+_WORK = [index_of("scheduling"), index_of("kv_pressure")]
 
 # Two clocks are assumed to drift apart by at most this ratio (RFC 5905 takes 15 ppm for a good clock).
 _DRIFT = 50e-6
@@ -57,6 +58,7 @@ def evidence_of(gaps: Gaps, verdicts: Verdicts, steps: ChargedSteps | None) -> l
         ("preempted_step", verdicts.preempted >= 0, _at(number, verdicts.preempted)),
         ("record_late_us", verdicts.step_last >= 0, _at(late, verdicts.step_last) // 1000),
         *_throttling_columns(verdicts, steps),
+        *_rank_columns(verdicts, steps),
     ]
     out: list[dict[str, int]] = [{} for _ in gaps.start_ns]
     for name, known, values in columns:
@@ -84,6 +86,22 @@ def _throttling_columns(verdicts: Verdicts, steps: ChargedSteps | None) -> list[
         ("clock_mhz", known & (_at(mhz, longest) > 0), _at(mhz, longest)),
         ("clock_usual_mhz", known & (usual > 0), usual),
     ]
+
+
+def _rank_columns(verdicts: Verdicts, steps: ChargedSteps | None) -> list[tuple[str, Bools, Ints]]:
+    """Return whether the steps of a gap waited for the work of other ranks (1), or may have and count as the host's (0)."""
+    if steps is None or not steps.awaited.any():
+        return []
+    has_work = np.isin(verdicts.cause, _WORK) & _any_of(steps.awaited & ~steps.unsure, verdicts)
+    is_unsure = (verdicts.cause == _HOST) & _any_of(steps.unsure, verdicts)
+    return [("other_ranks", has_work | is_unsure, has_work.astype(np.int64))]
+
+
+def _any_of(marked: Bools, verdicts: Verdicts) -> Bools:
+    """Return whether a marked step is among those of each gap in which its stream took part."""
+    count = np.concatenate([[0], np.cumsum(marked)])
+    took_part = (verdicts.step_first >= 0) & (verdicts.preempted < 0)
+    return np.asarray(took_part & (count[verdicts.step_last + 1] > count[np.maximum(verdicts.step_first, 0)]))
 
 
 def _at(values: Ints, steps: Ints) -> Ints:

@@ -45,8 +45,8 @@ def _of_steps(gaps: Gaps, verdicts: Verdicts, error_ns: Ints, steps: ChargedStep
     else:
         throttling = steps.throttling
         lowered = throttling.hard_ns + throttling.soft_ns > 0
-        no_prefill = _none_in_steps(steps.prefill_tokens > 0, verdicts)
-        no_recompute = _none_in_steps(steps.preempted | (steps.limits.recompute_share > 0), verdicts)
+        no_prefill = _none_in_steps((steps.prefill_tokens > 0) | steps.awaited, verdicts)
+        no_recompute = _none_in_steps(steps.preempted | (steps.limits.recompute_share > 0) | steps.awaited, verdicts)
         no_throttling = _none_in_steps(~throttling.known | lowered, verdicts)
     return {
         "server on time": gaps.has_server & ~verdicts.aligned & (verdicts.parts[:, _GENERATION] <= error_ns),
@@ -64,7 +64,7 @@ def _of_delivery(gaps: Gaps, verdicts: Verdicts, error_ns: Ints) -> dict[Rule, B
     on_path = np.asarray(verdicts.parts[:, _ON_PATH].sum(axis=1))
     return {
         "delivered at once": gaps.has_client & gaps.has_server & (gaps.server_error_ns == 0) & (on_path <= error_ns),
-        "separate reads": gaps.has_client & gaps.has_server & ~gaps.buffered,
+        "no release": gaps.has_client & gaps.has_server & ~gaps.buffered,
         "socket empty": gaps.socket_known & ~gaps.unread,
         "socket unread": gaps.unread,
         "buffered": gaps.has_client & gaps.has_server & gaps.buffered,

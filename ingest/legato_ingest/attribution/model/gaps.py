@@ -12,9 +12,10 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from legato_ingest.attribution.model.matching import server_gaps
+from legato_ingest.attribution.model.matching import server_chunks, server_gaps
 from legato_ingest.attribution.model.median import median
 from legato_ingest.attribution.model.vantage import Vantage
+from legato_ingest.timeline.reads import EPOCH_US
 
 __all__ = ["GAPS_MAX", "Gaps", "gaps_of"]
 
@@ -24,8 +25,11 @@ Bools = NDArray[np.bool_]
 
 GAPS_MAX = 1_024
 """Of a stream so many gaps are judged at most, the longest. A stream of 65,536 chunks can have half as many stalls, each with a verdict."""
-# A stream passed through a buffer if this share of its chunks or more arrived in releases of several, and it had this many releases.
-_BUFFERED_SHARE, _RELEASES_MIN = 0.75, 3
+# A stream passed through a buffer if this share of its chunks or more arrived in releases of several, and it had this many releases. Chunks
+# that the server sent within so many ns count as one: a step may produce several tokens, each with its event.
+_BUFFERED_SHARE, _RELEASES_MIN, _APART_NS = 0.75, 3, 1_000 * EPOCH_US
+# A buffer's release may come so many times later than usual, or bring so many times as much. Beyond both it was not the buffer that waited.
+_USUAL_MAX = 4
 # Chunks within this share of a gap after its end count as right behind it. A gap with fewer missing chunks, or with fewer chunks left in
 # the stream, allows no conclusion.
 _BEHIND_SHARE, _MISSING_MIN, _LEFT_MIN = 0.15, 1, 4
@@ -39,7 +43,7 @@ class Gaps:
     the columns about the client have the server's times, no hold and no socket. ``has_server``: the two chunks were seen at the server,
     or their times there were concluded from the engine's steps within ``server_error_ns``. ``clock_offset_ns``: the clock of the engine's
     records minus the server's clock; the true offset is up to ``clock_offset_error_ns`` larger. ``hold_ns``: how long the application
-    held the chunks before the gap (0 unless ``hold_known``). ``buffered``: the stream arrived in the releases of a buffer. ``unread``:
+    held the chunks before the gap (0 unless ``hold_known``). ``buffered``: the gap ended with a usual release of a buffer. ``unread``:
     the socket held unread data before the read that ended the gap (False unless ``socket_known``). ``usual_ns``: the stream's median gap
     at the server. ``pace_ns``: its median time per chunk at the client. ``caught_up``: the share of the missing chunks that arrived right
     behind the gap (NaN: unknown). ``is_open``: the gap has not ended; its end is the time of the last report. ``never_preempted``: the
@@ -103,11 +107,12 @@ def gaps_of(
     count, pace = len(after), _pace_ns(times, reads)
     last_before, first_after = server_gaps(client, server, after)
     sends = server.times_ns if server is not None and len(server.times_ns) else np.zeros(1, np.int64)
+    server_start, server_end = sends[np.maximum(last_before, 0)], sends[np.maximum(first_after, 0)]
     return Gaps(
         start_ns=times[after - 1],
         end_ns=times[after],
-        server_start_ns=sends[np.maximum(last_before, 0)],
-        server_end_ns=sends[np.maximum(first_after, 0)],
+        server_start_ns=server_start,
+        server_end_ns=server_end,
         has_client=np.full(count, has_client),
         has_server=first_after >= 0,
         server_error_ns=np.full(count, server_error_ns, np.int64),
@@ -115,7 +120,7 @@ def gaps_of(
         clock_offset_error_ns=np.full(count, clock_offset_error_ns, np.int64),
         hold_ns=_holds_ns(client, after),
         hold_known=np.full(count, len(client.holds_ns) > 0),
-        buffered=np.full(count, _is_buffered(times, reads)),
+        buffered=_ended_by_buffer(times, after, server_end - server_start, _releases(client, server, reads)),
         unread=_is_among(after, client.unread),
         socket_known=_is_among(after, client.sampled),
         usual_ns=np.full(count, int(median(sends[1:] - sends[:-1])) if len(sends) > 2 else 0, np.int64),
@@ -183,10 +188,39 @@ def _caught_up(times: Ints, after: Ints, pace_ns: int) -> Floats:
     return np.where(is_unsure, np.nan, share)
 
 
-def _is_buffered(times: Ints, reads: Ints) -> bool:
-    """Return whether nearly all of the stream's chunks arrived in releases of several."""
-    if len(times) < 2:
-        return False
+def _releases(client: Vantage, server: Vantage | None, reads: Ints) -> tuple[Ints, Ints]:
+    """Return the time and the number of chunks of each release, of a stream that passed through a buffer; else none.
+
+    A release is a read of several chunks that the server sent apart. A buffer releases nearly all of a stream. ``reads``: the index of the
+    first chunk of each read.
+    """
+    times = client.times_ns
     counts = np.append(reads[1:], len(times)) - reads
-    several = counts > 1
-    return bool(several.sum() >= _RELEASES_MIN and counts[several].sum() >= _BUFFERED_SHARE * len(times))
+    of_several = np.flatnonzero(counts > 1)
+    if server is not None and _are_most(counts[of_several], len(times)):
+        first, last = reads[of_several], reads[of_several] + counts[of_several] - 1
+        begin, end = server_chunks(client, server, first), server_chunks(client, server, last)
+        is_apart = (begin >= 0) & (end >= 0) & (server.times_ns[end] - server.times_ns[begin] >= _APART_NS)
+        of_several = of_several[is_apart]
+        if _are_most(counts[of_several], len(times)):
+            return times[reads[of_several]], counts[of_several]
+    return np.zeros(0, np.int64), np.zeros(0, np.int64)
+
+
+def _are_most(counts: Ints, chunks: int) -> bool:
+    """Return whether releases of so many chunks are nearly all of a stream."""
+    return len(counts) >= _RELEASES_MIN and bool(counts.sum() >= _BUFFERED_SHARE * chunks)
+
+
+def _ended_by_buffer(times: Ints, after: Ints, at_server_ns: Ints, releases: tuple[Ints, Ints]) -> Bools:
+    """Return whether a usual release of the buffer ended the gap before each of these chunks.
+
+    ``at_server_ns``: the gap at the server, which is not the buffer's.
+    """
+    released_ns, counts = releases
+    if not len(counts):
+        return np.zeros(len(after), np.bool_)
+    late_ns = times[after] - times[after - 1] - at_server_ns
+    arrived = np.searchsorted(times, times[after] + _APART_NS, "left") - after
+    is_soon = late_ns <= _USUAL_MAX * median(released_ns[1:] - released_ns[:-1])
+    return np.asarray(is_soon | (arrived <= _USUAL_MAX * median(counts)))

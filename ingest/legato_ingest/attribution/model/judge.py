@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from legato_ingest.attribution.model.charge import charge
+from legato_ingest.attribution.model.clock_set import clock_was_set
 from legato_ingest.attribution.model.corroborate import corroborate
 from legato_ingest.attribution.model.cpu_wait import CpuSamples, cpu_waits_of
 from legato_ingest.attribution.model.engine import Engine, EngineRecords
@@ -49,8 +50,9 @@ class Thresholds:
 class Evidence:
     """Everything that the store has about a group of streams.
 
-    ``engine``: the engine of all streams, if its steps are known. Else ``metrics`` has what was scraped of their engines. ``cpu``: the
-    samples of the engines' hosts. ``stored_stalls``: the gaps of these streams that the store has as stalls.
+    ``engine``: the engine of all streams, if its steps are known. ``metrics``: what was scraped of the engines that have no steps, or an
+    incomplete record of them; it counts where no step explains a gap. ``cpu``: the samples of the engines' hosts. ``stored_stalls``: the
+    gaps of these streams that the store has as stalls.
     """
 
     streams: Sequence[Stream]
@@ -82,15 +84,15 @@ class Judgement:
 
 def judge(evidence: Evidence, thresholds: Thresholds) -> Judgement:
     """Judge the gaps of a group of streams."""
-    streams = evidence.streams
-    engine = Engine.of(evidence.engine) if evidence.engine is not None else None
+    streams, engine = evidence.streams, _engine(evidence)
     each = [_gaps_of_stream(stream, engine, thresholds.gap_ns) for stream in streams]
     gaps = Gaps.joined(each)
     owners = Segments.of_lengths(np.array([len(own.start_ns) for own in each])).owners()
     verdicts = charge(gaps, engine.steps if engine is not None else None)
     verdicts = corroborate(gaps, verdicts, owners, _clock_numbers(streams)[owners])
     rows = _rows_by_engine(streams, owners)
-    findings = _findings(evidence, owners, gaps, rows)
+    unexplained = {key: own[~verdicts.aligned[own]] for key, own in rows.items()}
+    findings = _findings(evidence, owners, gaps, unexplained)
     verdicts = name_by_exclusion(gaps, verdicts, findings)
     cpu_waits: dict[int, dict[str, int]] = {}
     for key, samples in evidence.cpu.items():
@@ -108,6 +110,12 @@ def judge(evidence: Evidence, thresholds: Thresholds) -> Judgement:
         stalls=np.flatnonzero(is_stall),
         withdrawn=_stored(evidence, owners, gaps, np.flatnonzero(~is_stall)),
     )
+
+
+def _engine(evidence: Evidence) -> Engine | None:
+    """Return the group's engine; ``None`` if the clock of its records was set, because then nothing joins them to the streams."""
+    records = evidence.engine
+    return None if records is None or clock_was_set(records, evidence.streams) else Engine.of(records)
 
 
 def _gaps_of_stream(stream: Stream, engine: Engine | None, gap_ns_min: int) -> Gaps:
@@ -147,13 +155,13 @@ def _rows_by_engine(streams: Sequence[Stream], owners: Ints) -> dict[EngineKey, 
 
 
 def _findings(evidence: Evidence, owners: Ints, gaps: Gaps, rows: Mapping[EngineKey, Ints]) -> MetricFindings:
-    """Return what the scraped metrics of each stream's engine show about its gaps."""
+    """Return what the scraped metrics of each stream's engine show about its gaps. ``rows``: the gaps of each engine in question."""
     out = MetricFindings.none(len(owners))
     start = np.where(gaps.has_server, gaps.server_start_ns, gaps.start_ns)
     end = np.where(gaps.has_server, gaps.server_end_ns, gaps.end_ns)
     for key, metrics in evidence.metrics.items():
         own = rows.get(key)
-        if own is not None:
+        if own is not None and len(own):
             boots = [evidence.streams[owner].server_boot for owner in owners[own]]
             same_clock = np.array([bool(boot) and boot in metrics.boots for boot in boots], np.bool_)
             out.put(own, excluded_by_metrics(metrics, start[own], end[own], same_clock))

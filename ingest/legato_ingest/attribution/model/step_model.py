@@ -2,11 +2,11 @@
 
 A record has the time at which the front end wrote it, which is late when the front end is late. But the record also has the duration of the
 step by the engine's own clock. The sum of the durations gives the true ends except for one constant; the record that was written soonest
-after its step gives the constant.
+after its step gives the constant. A duration that the records contradict is not used.
 
 The duration of a step is split by a model that is fitted to the engine's own steps: a base per step and request, and a cost per token of
-prefill or recompute. Time that the model does not explain is charged to GPU throttling as far as the GPU was throttled, and else to the
-host.
+prefill or recompute. Ranks of a server that wait for each other take as long as the one with the most work (`ranks`). Time that the
+model does not explain is charged to GPU throttling as far as the GPU was throttled, and else to the host.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from legato_ingest.attribution.model.gpu_throttle import CLOCK_DROP_MIN, GpuClock, Throttling, throttling_in, throttling_share_ns
 from legato_ingest.attribution.model.median import median
-from legato_ingest.attribution.model.steps import ChargedSteps, StepLimits, Steps, split_durations
+from legato_ingest.attribution.model.ranks import Rank, Work, beside
+from legato_ingest.attribution.model.steps import ChargedSteps, StepLimits, Steps, or_zero, split_durations
 
 __all__ = ["WORK_STEPS_MIN", "charge_steps", "step_ends"]
 
@@ -33,35 +34,13 @@ _TRIM, _ROUNDS = 1.6, 7
 # A step's work may take this multiple of the fitted cost, as its context grows, and this share of a median step in addition. Time beyond
 # that is charged to the host.
 _WORK_FACTOR, _WORK_SLACK = 1.5, 0.25
+# An interval is too long if all records before it would be late by more than this share of a median interval: chunks would be assigned
+# to other steps. It still measures its step if it is too long by this share of itself or less. So few records may indeed all be late.
+_EXCESS_SHARE, _MEASURED_SHARE, _LATE_RECORDS = 0.4, 0.25, 20
 # A fit needs this number of clean steps.
 _STEPS_MIN = 20
 WORK_STEPS_MIN = 5
 """With fewer steps that have work, the fitted cost of work is not reliable."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """What each step had to do: the number of requests, the tokens of prefill, and those of recompute."""
-
-    requests: Floats
-    prefill: Floats
-    recompute: Floats
-
-    @classmethod
-    def of(cls, steps: Steps) -> _Work:
-        # The engine counts the recompute of a preempted request as decode tokens: far more of them than requests and drafts explain.
-        beyond = _or_zero(steps.decode_tokens - steps.decode_requests) - _or_zero(steps.draft_tokens)
-        requests = _or_zero(steps.prefill_requests) + _or_zero(steps.decode_requests)
-        return cls(requests, _or_zero(steps.prefill_tokens), np.maximum(0, beyond))
-
-    @property
-    def tokens(self) -> Floats:
-        return self.prefill + self.recompute
-
-    @property
-    def recompute_share(self) -> Floats:
-        tokens = self.tokens
-        return np.divide(self.recompute, tokens, out=np.zeros(len(tokens)), where=tokens > 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,24 +52,30 @@ class _Fit:
     token_ns: float
     median_ns: float
 
-    def base_ns(self, work: _Work) -> Floats:
+    def base_ns(self, work: Work) -> Floats:
         return np.maximum(0, self.step_ns + self.request_ns * work.requests)
 
-    def work_ns(self, work: _Work) -> Floats:
+    def work_ns(self, work: Work) -> Floats:
         return max(0.0, self.token_ns) * work.tokens
 
-    def work_ns_max(self, work: _Work) -> Floats:
+    def work_ns_max(self, work: Work) -> Floats:
         cost = _WORK_FACTOR * max(0.0, self.token_ns) * work.tokens + _WORK_SLACK * self.median_ns
         return np.where(work.tokens > 0, cost, 0)
 
 
-def charge_steps(steps: Steps, gpus: Sequence[GpuClock] = ()) -> ChargedSteps:
-    """Charge every step of an engine that runs on these GPUs. The time is linear in the number of steps."""
-    end = step_ends(steps)
+def charge_steps(steps: Steps, gpus: Sequence[GpuClock] = (), ranks: Sequence[Rank] = (), has_all_ranks: bool = True) -> ChargedSteps:
+    """Charge every step of an engine that runs on these GPUs. The time is linear in the number of steps.
+
+    ``ranks``: the other ranks of its server; ``has_all_ranks``: there are no more.
+    """
+    intervals = _Intervals.of(steps)
+    end = _ends(steps, intervals.leads)
     duration = np.diff(end, prepend=end[:1])
     linked = _linked(steps)
-    complete = linked & ~np.isnan(steps.decode_requests) & ~np.isnan(steps.interval_ns)
-    work = _Work.of(steps)
+    complete = linked & ~np.isnan(steps.decode_requests) & intervals.measures
+    own = Work.of(steps)
+    others = beside(own, end, linked, ranks, has_all_ranks)
+    work = others.work
     throttling = throttling_in(gpus, end - duration, end)
     clean = _clean(throttling, complete, work.tokens)
     fit = _fit(duration.astype(np.float64), work, clean)
@@ -111,8 +96,11 @@ def charge_steps(steps: Steps, gpus: Sequence[GpuClock] = ()) -> ChargedSteps:
         median_ns=int(median(duration)) if len(end) else 0,
         parts=split_durations(duration, limits),
         limits=limits,
-        prefill_tokens=work.prefill,
+        prefill_tokens=own.prefill,
+        awaited=others.awaited,
+        unsure=others.unsure,
         preempted=_preempted(steps),
+        resumed=steps.preempted != 0,
         linked=linked,
         complete=complete,
         fitted=fit is not None,
@@ -144,11 +132,6 @@ def _clean(throttling: Throttling, complete: Bools, work: Floats) -> Bools:
     return clean if clean.sum() >= _STEPS_MIN and has_work else complete
 
 
-def _or_zero(values: Floats) -> Floats:
-    """Return the values, with 0 for unknown ones. ``numpy.nan_to_num`` also replaces infinity, and takes four times as long."""
-    return np.where(np.isnan(values), 0.0, values)
-
-
 def _median(values: Floats) -> float:
     """Return the median of the known values; NaN without any."""
     known = values[~np.isnan(values)]
@@ -159,22 +142,60 @@ def step_ends(steps: Steps) -> Ints:
     """Return when each step ended, by the clock of the records.
 
     Within a run of steps with known durations, end = constant + sum of durations; the constant is the largest one with which no record
-    precedes the end of its step. A step without a duration begins a new run.
+    precedes the end of its step. A step without a duration begins a new run, and so does one with an interval that is too long.
     """
-    known = ~np.isnan(steps.interval_ns)
-    known[:1] = False
-    known[1:] &= np.diff(steps.number) == 1
-    run = np.cumsum(~known)
-    since = np.cumsum(np.where(known, steps.interval_ns, 0)).astype(np.int64)
-    slack = steps.recorded_ns - since
+    return _ends(steps, _Intervals.of(steps).leads)
+
+
+def _ends(steps: Steps, leads: Bools) -> Ints:
+    """Return the ends of steps. ``leads``: the steps that do not begin a new run."""
+    run, slack = _slack(steps, leads)
     if not len(slack):
         return slack
-    starts = np.flatnonzero(~known)
-    constant = np.minimum.reduceat(slack, starts)
-    return np.maximum.accumulate(since + constant[run - 1])
+    constant = np.minimum.reduceat(slack, np.flatnonzero(~leads))
+    return np.maximum.accumulate(steps.recorded_ns - slack + constant[run])
 
 
-def _fit(duration: Floats, work: _Work, clean: Bools) -> _Fit | None:
+def _slack(steps: Steps, leads: Bools) -> tuple[Ints, Ints]:
+    """Return the index of each step's run, and the time of its record less the sum of the intervals."""
+    since = np.cumsum(np.where(leads, steps.interval_ns, 0)).astype(np.int64)
+    return np.cumsum(~leads) - 1, steps.recorded_ns - since
+
+
+@dataclass(frozen=True, slots=True)
+class _Intervals:
+    """What the intervals of steps are worth.
+
+    ``leads``: the interval leads from the end of the step before to the end of the step. ``measures``: it is nearly the step's duration.
+
+    An interval is longer than its step if no request also got a token in the step before: the only request was preempted meanwhile, or
+    several batches take turns in a pipeline. Then the record is too early: all records before it would be late by the excess.
+    """
+
+    leads: Bools
+    measures: Bools
+
+    @classmethod
+    def of(cls, steps: Steps) -> _Intervals:
+        """Compare the intervals of these steps with their records."""
+        known = ~np.isnan(steps.interval_ns)
+        known[:1] = False
+        known[1:] &= np.diff(steps.number) == 1
+        if not known.any():
+            return cls(known, known)
+        run, slack = _slack(steps, known)
+        starts = np.flatnonzero(~known)
+        low, high = np.minimum.reduceat(slack, starts), np.maximum.reduceat(slack, starts)
+        # Each run is moved below the runs before it, so that one running minimum serves all of them.
+        moved = slack - (high + np.cumsum(high - low) - (high - low))[run]
+        excess = np.where(known, -np.diff(np.minimum.accumulate(moved), prepend=moved[:1]), 0)
+        excess_max = _EXCESS_SHARE * median(steps.interval_ns[known])
+        measures = known & (excess <= np.maximum(excess_max, _MEASURED_SHARE * steps.interval_ns))
+        is_early = np.arange(len(run)) - starts[run] <= _LATE_RECORDS
+        return cls(measures & (is_early | (excess <= excess_max)), measures)
+
+
+def _fit(duration: Floats, work: Work, clean: Bools) -> _Fit | None:
     """Fit the model to the clean steps by trimmed least squares; ``None`` with too few of them."""
     if clean.sum() < _STEPS_MIN:
         return None
@@ -196,14 +217,17 @@ def _fit(duration: Floats, work: _Work, clean: Bools) -> _Fit | None:
 def _linked(steps: Steps) -> Bools:
     """Return the steps that directly follow the step before them in the record, with the engine busy between the two."""
     out = np.zeros(len(steps.number), np.bool_)
-    is_busy = _or_zero(steps.running[:-1]) + _or_zero(steps.waiting[:-1]) > 0
+    is_busy = or_zero(steps.running[:-1]) + or_zero(steps.waiting[:-1]) > 0
     out[1:] = (np.diff(steps.number) == 1) & is_busy
     return out
 
 
 def _preempted(steps: Steps) -> Bools:
-    """Return the steps in which the running requests fell by more than the requests that ended, while the waiting requests rose."""
+    """Return the steps in which the running requests fell by more than the requests that ended, while the waiting requests rose.
+
+    An aborted request and a new one look the same: vLLM records no end of an aborted request.
+    """
     out = np.zeros(len(steps.number), np.bool_)
-    fell = -np.diff(_or_zero(steps.running)) - _or_zero(steps.finished[1:])
-    out[1:] = (fell > 0) & (np.diff(_or_zero(steps.waiting)) > 0)
+    fell = -np.diff(or_zero(steps.running)) - or_zero(steps.finished[1:])
+    out[1:] = (fell > 0) & (np.diff(or_zero(steps.waiting)) > 0)
     return out

@@ -10,16 +10,19 @@ const RANGES = [["5m", "5 minutes"], ["15m", "15 minutes"], ["1h", "hour"], ["3h
   ["7d", "7 days"], ["14d", "14 days"], ["30d", "30 days"], ["90d", "90 days"]];
 const REFRESHES = ["", "5s", "10s", "30s", "1m", "5m", "15m"];
 
-// The chosen values of each variable: those of the URL, else the dashboard's.
-export function chosen(board) {
+// The chosen values of each variable: those of the URL, else the dashboard's. `unknown`: the variables of which the store does not have the
+// dashboard's value; they are at All, as in Grafana.
+export function chosen(board, unknown) {
   const values = {};
   for (const variable of variablesOf(board)) {
     // An empty value has the rows of all, as links of alerts have for a service without a name.
     const given = valuesOf(variable.name).map((value) => (value === "" && variable.includeAll ? ALL : value));
-    values[variable.name] = given.length ? given : [variable.current?.value ?? ""].flat();
+    values[variable.name] = given.length ? given : unknown.has(variable.name) ? [ALL] : presetOf(variable);
   }
   return values;
 }
+
+export const presetOf = (variable) => [variable.current?.value ?? ""].flat();
 
 export const variablesOf = (board) => board.templating?.list || [];
 

@@ -2,7 +2,7 @@
 // range or another page cancels them. What a panel looks like is decided in panels/.
 
 import { postJson, queryFrame } from "./api.js";
-import { ALL, chosen, choice, dependentOn, rangePicker, refreshPicker, setVariable, textBox, variablesOf } from "./controls.js";
+import { ALL, chosen, choice, dependentOn, presetOf, rangePicker, refreshPicker, setVariable, textBox, variablesOf } from "./controls.js";
 import { element } from "./elements.js";
 import { change, durationOf, parameters, rangeOf, valuesOf } from "./location.js";
 import { PanelView } from "./panel_view.js";
@@ -20,7 +20,7 @@ export function showDashboard(page, board, { theme }) {
 
 class Dashboard {
   constructor(page, board, theme) {
-    Object.assign(this, { page, board, theme, panels: [], timer: 0, turn: 0, isGone: false, opened: new Set() });
+    Object.assign(this, { page, board, theme, panels: [], timer: 0, turn: 0, isGone: false, opened: new Set(), unknown: new Set() });
     this.observer = new IntersectionObserver((entries) => this.seen(entries), { rootMargin: "200px" });
   }
 
@@ -48,11 +48,26 @@ class Dashboard {
     this.refresh = parameters().get("refresh") ?? this.board.refresh ?? "";
     this.drawBar();
     this.drawPanels();
+    this.checkPresets();
+  }
+
+  // Run the queries. A value that the dashboard chooses, and the store does not have in this range, would leave all panels empty: the
+  // vantage of clients where only servers record.
+  async checkPresets() {
+    const mine = ++this.turn;
+    const preset = variablesOf(this.board).filter((variable) =>
+      variable.includeAll && !valuesOf(variable.name).length && !presetOf(variable).includes(ALL));
+    const known = await Promise.all(preset.map((variable) => this.namesOf(variable).catch(() => [])));
+    if (this.isGone || mine !== this.turn) return;
+    const unknown = preset.filter((variable, place) => known[place].length && !presetOf(variable).some((value) => known[place].includes(value)));
+    const before = this.state().variables;
+    this.unknown = new Set(unknown.map(({ name }) => name));
+    if (JSON.stringify(this.state().variables) !== JSON.stringify(before)) this.drawBar();
     this.run();
   }
 
   state() {
-    return { span: rangeOf(this.board.time), variables: chosen(this.board), theme: this.theme };
+    return { span: rangeOf(this.board.time), variables: chosen(this.board, this.unknown), theme: this.theme };
   }
 
   drawBar() {

@@ -11,7 +11,7 @@ export class PanelView {
   constructor(panel, dashboard) {
     Object.assign(this, { panel, dashboard, frames: null, annotations: [], interval_ms: 0, drawn: null, isVisible: false, isDue: false, abort: new AbortController() });
     this.body = element("div", { class: "body" });
-    this.element = element("section", { class: `panel panel-${panel.type}`, "aria-label": panel.title || "Text" });
+    this.element = element("section", { class: `panel panel-${panel.type} loading`, "aria-label": panel.title || "Text" });
     this.element.append(...(panel.title ? this.header() : []), this.body);
   }
 

@@ -11,13 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.builders.judging import verdicts, worker
+from helpers.builders.batches import received_points, received_spans
+from helpers.builders.judging import RECEIVED_NS as WORLD_RECEIVED_NS
+from helpers.builders.judging import WORLD, put_all, verdicts, worker
+from helpers.builders.points import gauge, metrics_request
 from helpers.builders.spans import SECOND_NS, native_span, request, steady_timeline
-from helpers.builders.world import World
+from helpers.builders.world import MS, World
 from helpers.builders.world_spans import ENGINE, put, steps, stream
 from legato_ingest.attribution.load import due as module
 from legato_ingest.attribution.load.due import Due, due_by_evidence, due_by_receipt, joined
 from legato_ingest.attribution.load.learned_offsets import LearnedOffsets
+from legato_ingest.otlp.batch import Limits
 from legato_ingest.storage import Store
 
 START_NS = 1_700_000_000 * SECOND_NS
@@ -107,6 +111,26 @@ def test_late_steps_are_found_by_a_list_and_by_a_condition(store: Store, monkeyp
     time.sleep(0.01)
     judge.step()
     assert {row[0] for row in verdicts(store)} == {"base"}
+
+
+@pytest.mark.parametrize(("own", "other"), [("e", "e/1"), ("e/2", "e"), ("e/2", "e/10")])
+def test_late_steps_of_another_rank_explain_a_stall(store: Store, own: str, other: str) -> None:
+    """The ranks wait for each other, so its prompt was in the step. What another server's engine did in that moment means nothing."""
+    prompts = dict.fromkeys(range(20, 180, 20), 300)
+    world = World(prefill=prompts, slow={200: 600 * MS})
+    beside = World(prefill={200: 3_000}, slow=dict.fromkeys(prompts, 60 * MS))
+    put(store, steps(world, engine_id=own), RECEIVED_NS)
+    put(store, steps(beside, 0, engine_id="f/1"), RECEIVED_NS)
+    for vantage in ("client", "server"):
+        put(store, stream(world, vantage), RECEIVED_NS)
+    judge = worker(store)
+    judge.step()
+    assert verdicts(store) == [("host", "likely", [], 200)]
+    time.sleep(0.01)
+    put(store, steps(beside, 0, engine_id=other), time.time_ns())
+    time.sleep(0.01)
+    judge.step()
+    assert verdicts(store) == [("scheduling", "strong", [], 200)]
 
 
 @pytest.mark.parametrize("offset_s", [0, 1_800])
@@ -199,3 +223,46 @@ def test_very_many_engines_of_a_tenant_are_few_queries(store: Store, monkeypatch
     due = due_by_evidence(store, LearnedOffsets(), judged_ms, judged_ms, seen_ms)
     assert rows_of(store, joined(due)) == [0]
     assert len(asked) < 20 and not any(b"engine-".hex() in each.inside + each.which for each in due)
+
+
+def _evidence(store: Store, name: str, received_ns: int) -> None:
+    """Store one kind of evidence about the world's stall in step 200: its steps from 190 on, its requests, or a scrape."""
+    limits = Limits(retention_days=0)
+    batch = received_spans(steps(WORLD), tenant="", now_ns=received_ns, limits=limits)
+    if name == "steps":
+        store.insert("engine_steps", batch.steps.slice(190, 40))
+    elif name == "request":
+        store.insert("engine_requests", batch.requests)
+    else:
+        body = metrics_request({"legato.engine.id": ENGINE, "host.name": "node"})
+        gauge(body, "legato.engine.up", 1.0, int(WORLD.ends[200]))
+        store.insert("node_samples", received_points(body, tenant="", now_ns=received_ns, limits=limits).samples)
+
+
+@pytest.mark.parametrize("name", ["steps", "request", "scrape"])
+def test_late_evidence_finds_a_stream_however_long_it_ran(store: Store, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The stream began longer before its stall than most streams last."""
+    monkeypatch.setattr(module, "STREAM_NS_MAX", SECOND_NS)
+    monkeypatch.setattr(module, "SCRAPE_DISTANCE_NS_MAX", SECOND_NS)
+    for vantage in ("client", "server"):
+        put(store, stream(WORLD, vantage), WORLD_RECEIVED_NS)
+    worker(store).step()
+    assert [row[0] for row in verdicts(store)] == ["generation"]
+    judged_ms = WORLD_RECEIVED_NS // 10**6
+    _evidence(store, name, WORLD_RECEIVED_NS + 3_600 * SECOND_NS)
+    due = joined(due_by_evidence(store, LearnedOffsets(), judged_ms, judged_ms, judged_ms + 3_600_000))
+    assert "client" in {vantage for each in due for vantage in _vantages(store, each)}
+
+
+def _vantages(store: Store, due: Due) -> set[str]:
+    return {str(name) for (name,) in store.select(f"SELECT vantage FROM stream_revs WHERE {due.inside} AND {due.which}")}
+
+
+def test_requests_that_come_with_their_steps_are_no_further_search(store: Store) -> None:
+    """Only those are that end in steps which were there before."""
+    put_all(store)
+    new = "received_at > fromUnixTimestamp64Milli(0)"
+    late = module._LATE_REQUESTS.format(new=new)
+    assert store.select(late) == []
+    store.command("TRUNCATE TABLE engine_steps")
+    assert len(store.select(late)) == 1

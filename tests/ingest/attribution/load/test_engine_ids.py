@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from legato_ingest.attribution.load import engine_ids
-from legato_ingest.attribution.load.engine_ids import is_one_of
+from legato_ingest.attribution.load.engine_ids import SERVER, is_behind, is_one_of
 from legato_ingest.attribution.model.scraped import EngineKey
+from legato_ingest.definitions import server_of
 from legato_ingest.storage import Store
 from legato_ingest.storage.sql import quoted, unquoted
 
@@ -29,6 +30,15 @@ def test_the_condition_selects_these_engines(store: Store, monkeypatch: pytest.M
         assert {(unquoted(tenant), unquoted(engine)) for tenant, engine in store.select(sql)} == rows & wanted
 
     check()
+
+
+@pytest.mark.parametrize("engine", ["", "e", "e/1", "e/12", "e/", "/1", "1", "e/x", "e/1/2", "http://e:1/2", "e/1x", "e\n/1"])
+def test_a_server_is_the_same_in_sql(store: Store, engine: str) -> None:
+    """The condition selects an engine by its server, of the own tenant only."""
+    is_own, is_other = (is_behind({(tenant, engine)}) for tenant in "ab")
+    sql = f"SELECT {SERVER}, {is_own}, {is_other} FROM (SELECT 'a' AS tenant, {quoted(engine)} AS engine_id)"
+    ((server, own, other),) = store.select(sql)
+    assert (unquoted(server), bool(own), bool(other)) == (server_of(engine), True, False)
 
 
 def test_two_hundred_thousand_ids_are_one_string(store: Store) -> None:

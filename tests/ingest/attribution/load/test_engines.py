@@ -118,22 +118,35 @@ def test_a_stream_of_another_provider_has_no_engine(store: Store, provider: str,
 
 
 @pytest.mark.parametrize(
-    ("preemptions", "preempted", "cause"),
-    [(1, 0, "kv_pressure"), (0, 0, "generation"), (0, None, "kv_pressure")],
-    ids=["preempted", "never preempted", "not reported"],
+    ("preemptions", "preempted", "expected"),
+    [
+        (1, {215: 1}, ("kv_pressure", "strong")),
+        (0, {215: 1}, ("generation", "likely")),
+        (None, {215: 1}, ("kv_pressure", "likely")),
+        (None, {}, ("generation", "likely")),
+        (0, None, ("kv_pressure", "likely")),
+    ],
+    ids=["preempted", "never preempted", "not finished", "nothing resumed", "not reported"],
 )
 def test_the_report_of_the_engine_decides_whether_a_request_was_preempted(
-    store: Store, preemptions: int, preempted: int | None, cause: str
+    store: Store, preemptions: int | None, preempted: dict[int, int] | None, expected: tuple[str, str]
 ) -> None:
-    """Another request is preempted while this one gets no token: it was not scheduled, or its text was held back."""
+    """Another request is preempted, or aborted, while this one gets no token: it was not scheduled, or its text was held back.
+
+    An abandoned request has no record of its end; the clock's offset is known from another one.
+    """
     world = World(preempted=(200, 215))
-    ended = FinishedRequest(world.steps - 1, response_id(0), preemptions=preemptions)
-    put(store, steps(world, preempted=preempted, ended=[ended]), RECEIVED_NS)
+    ended = [FinishedRequest(world.steps - 1, response_id(1))]
+    if preemptions is not None:
+        ended.append(FinishedRequest(world.steps - 1, response_id(0), preemptions=preemptions))
+    put(store, steps(world, preempted=preempted, ended=ended), RECEIVED_NS)
     put(store, stream(world, "server"), RECEIVED_NS)
+    put(store, stream(world, "server", 1), RECEIVED_NS)
     put(store, stream(world, "client"), RECEIVED_NS)
     worker(store).step()
-    ((found, parts),) = store.select("SELECT toString(cause), parts FROM verdicts FINAL")
-    assert found == cause and (cause == "kv_pressure" or parts["generation"] > 200 * MS), parts
+    rows = store.select("SELECT toString(cause), confidence, parts FROM verdicts FINAL WHERE vantage = 'client'")
+    ((cause, confidence, parts),) = rows
+    assert (cause, confidence) == expected and (cause == "kv_pressure" or parts["generation"] > 200 * MS), parts
 
 
 def _put_streams(store: Store, world: World, number: int) -> None:

@@ -111,6 +111,26 @@ def test_of_several_children_the_last_one_counts(store: Store) -> None:
     assert servers(store)["client_0"] == 9
 
 
+@pytest.mark.parametrize("names", [("server_b", "client_a", "server_a"), ("client_a", "server_a", "server_b")])
+@pytest.mark.parametrize(("late_ms", "ids", "judged"), [(700, "ab", {"server_b", "client_a"}), (0, " b", set())])
+def test_the_client_of_another_call_takes_no_stall(store: Store, names: tuple[str, ...], late_ms: int, ids: str, judged: set[str]) -> None:
+    """The client of call b was not recorded, that of call a was. The order does not matter, and the client of b may follow."""
+    arrived_ms = 0
+    worker = AttributionWorker(store, load(attribute_grace_s=0), Metrics(), received_ms=lambda: arrived_ms)
+
+    def arrive(name: str, at_s: int) -> set[str]:
+        nonlocal arrived_ms
+        own = {"gen_ai.response.id": ids["ab".index(name[-1])].strip()}
+        put_stream(store, name[:6], name, 0, received_s=at_s, late_ms=late_ms if name[-1] == "a" else 700, attributes=own)
+        arrived_ms = RECEIVED_NS // 10**6 + 1_000 * at_s + 1
+        worker.step()
+        return {span.decode() for (span,) in store.select("SELECT span_id FROM verdicts FINAL WHERE cause != 'base'")}
+
+    *_, stalls = (arrive(name, at_s) for at_s, name in enumerate(names, 1))
+    assert stalls == judged
+    assert arrive("client_b", 4) == judged - {"server_b"} | {"client_b"}
+
+
 @pytest.mark.parametrize("parents", [True, False])
 def test_the_order_of_arrival_changes_no_verdict(store: Store, parents: bool) -> None:
     """The second call of a trace takes the first one's server away, whenever it arrives; with parents both have their own."""

@@ -103,6 +103,16 @@ def test_a_request_that_was_never_preempted_is_charged_by_steps() -> None:
     assert charged(gap(20, 221, 20, 221, never_preempted=True), steps) == ("generation", {"base": 20, "generation": 180, "front_end": 1})
 
 
+@pytest.mark.parametrize(
+    ("resumed", "is_open", "cause"), [([], False, "generation"), ([], True, "kv_pressure"), ([21], False, "kv_pressure")]
+)
+def test_an_aborted_request_is_no_preemption(resumed: list[int], is_open: bool, cause: str) -> None:
+    """A request left, another one came. The engine reports a preemption in the step that resumes the request, which an open gap lacks."""
+    steps = charged_steps(*[BASE] * 30, preempted=[5], resumed=resumed)
+    verdicts = charge(gap(20, 221, 20, 221, is_open=is_open), steps)
+    assert verdicts.names() == [cause] and (verdicts.preempted[0] >= 0) == (cause == "kv_pressure")
+
+
 @pytest.mark.parametrize("error_ms", [0.0, 0.5])
 def test_an_offset_that_is_wrong_by_less_than_its_error_changes_nothing(error_ms: float) -> None:
     """Sends that seem to precede the ends of their steps by half a millisecond are moved to these ends."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from helpers.builders.attribution import MS, charged_steps, client_gap, gap, throttling, verdict
@@ -42,6 +44,20 @@ def test_steps_are_evidence_by_their_numbers() -> None:
     steps = charged_steps(BASE, BASE, BASE, late_ms=[0, 0, 9])
     own = verdict("kv_pressure", {"kv_pressure": 20}, step_first=1, step_last=2, preempted=1)
     assert evidence_of(gap(10, 30, 10, 30), own, steps)[0] == {"server_gap_us": 20_000, "preempted_step": 101, "record_late_us": 9_000}
+
+
+def test_work_of_other_ranks_is_evidence() -> None:
+    """1: the step waited for it. 0: it may have, and the time counts as the host's. A preempted stream was in none of the steps."""
+    steps, own = charged_steps(BASE, BASE, BASE, BASE, unsure=[2]), {"step_first": 1, "step_last": 2}
+    waited = replace(steps, unsure=np.zeros(4, np.bool_))
+    for cause, known, unknown in (("scheduling", 1, None), ("kv_pressure", 1, None), ("host", None, 0), ("front_end", None, None)):
+        for charged, expected in ((waited, known), (steps, unknown)):
+            found = evidence_of(gap(10, 30, 10, 30), verdict(cause, {cause: 20}, **own), charged)[0]
+            assert found.get("other_ranks") == expected
+    evicted = verdict("kv_pressure", {"kv_pressure": 20}, **own, preempted=1)
+    assert "other_ranks" not in evidence_of(gap(10, 30, 10, 30), evicted, waited)[0]
+    before = verdict("scheduling", {"scheduling": 20}, step_first=1, step_last=1)
+    assert "other_ranks" not in evidence_of(gap(10, 30, 10, 30), before, waited)[0]
 
 
 def test_throttling_is_evidence_with_the_clock_that_was_seen() -> None:

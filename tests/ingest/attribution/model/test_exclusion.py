@@ -37,7 +37,8 @@ def test_a_server_that_sent_in_time_excludes_the_engine() -> None:
     seen = gap(0, 400, 0, 20, buffered=False, socket_known=True)
     reasons = excluded(seen, verdict("connection", {"base": 20, "connection": 380}))
     assert {name for name, reason in reasons.items() if reason == "the server sent the chunk in time"} == {*CORE, "front_end"}
-    assert reasons["coalescing"] == "the chunks arrived in separate reads" and reasons["slow_reader"] == "no data lay unread in the socket"
+    assert reasons["coalescing"] == "no usual release of a buffer ended the gap"
+    assert reasons["slow_reader"] == "no data lay unread in the socket"
     assert "connection" not in reasons
 
 
@@ -67,11 +68,19 @@ def test_a_preemption_in_its_steps_excludes_no_preemption() -> None:
     assert not set(CORE) & set(excluded(seen, own, steps))
 
 
+def test_the_work_of_another_rank_excludes_no_work() -> None:
+    """The step may have waited for the other rank."""
+    seen, _ = engine(host=300)
+    steps = charged_steps(BASE, {"base": 10, "host": 300}, BASE, unsure=[1])
+    own = verdict("host", {"base": 10, "host": 300}, step_first=1, step_last=1)
+    assert not {"scheduling", "kv_pressure"} & set(excluded(seen, own, steps))
+
+
 def test_an_immediate_delivery_excludes_the_path() -> None:
     """Within the error, and not if the server's times were concluded from the steps."""
     own = verdict("generation", {"base": 20, "generation": 380})
     assert set(excluded(gap(0, 400, 0, 400), own)) == PATH
-    assert excluded(gap(0, 400, 0, 400, server_error_ns=20), own) == {"coalescing": "the chunks arrived in separate reads"}
+    assert excluded(gap(0, 400, 0, 400, server_error_ns=20), own) == {"coalescing": "no usual release of a buffer ended the gap"}
     late = verdict("generation", {"base": 20, "generation": 370, "connection": 10})
     assert set(excluded(gap(0, 400, 0, 390), late)) == {"coalescing"}
 

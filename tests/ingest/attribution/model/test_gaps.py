@@ -67,7 +67,25 @@ def test_the_pace_is_the_median_time_a_chunk() -> None:
 )
 def test_a_buffer_releases_nearly_everything_in_several(releases: tuple[int, ...], buffered: bool) -> None:
     """At least three releases, with at least three quarters of the chunks."""
-    assert gaps_of(vantage(*releases), None, 0, 100 * MS).buffered.tolist() == [buffered] * (len(set(releases)) - 1)
+    sent = vantage(*range(0, 20 * len(releases), 20))
+    assert gaps_of(vantage(*releases), sent, 0, 100 * MS).buffered.tolist() == [buffered] * (len(set(releases)) - 1)
+
+
+def test_what_was_sent_together_shows_no_buffer() -> None:
+    """Each step gives two tokens, which the server writes 30 µs apart and the client receives in one read."""
+    sent = [at + more for at in range(0, 400, 20) for more in (0, 0.03)]
+    arrived = [20 * (at // 20) + 300 * (at >= 200) for at in sent]
+    assert gaps_of(vantage(*arrived), vantage(*sent), 0, 100 * MS).buffered.tolist() == [False]
+
+
+@pytest.mark.parametrize(("sent_every", "buffered"), [(20, False), (150, True)])
+def test_an_outage_is_no_release_of_a_buffer(sent_every: int, buffered: bool) -> None:
+    """A buffer releases five chunks every 100 ms, then 35 at once after 700 ms. Five after a slow server are a release."""
+    sent = [20.0 * n for n in range(50)]
+    sent += [sent[-1] + sent_every * n for n in range(1, 36 if sent_every == 20 else 6)]
+    arrived = [100.0 * (n // 5 + 1) for n in range(50)] + [sent[-1]] * (len(sent) - 50)
+    gaps = gaps_of(vantage(*arrived), vantage(*sent), 0, 500 * MS)
+    assert gaps.buffered.tolist() == [buffered]
 
 
 def test_the_socket_is_known_where_it_was_sampled() -> None:

@@ -41,6 +41,7 @@ def charged() -> ChargedSteps:
         decode_requests=decode,
         decode_tokens=decode,
         draft_tokens=np.zeros(count),
+        preempted=np.zeros(count),
         finished=np.zeros(count),
     )
     at_ns, mhz = 1000 * _SAMPLES["at_us"], _SAMPLES["sm_mhz"].astype(np.float64)

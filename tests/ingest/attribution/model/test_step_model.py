@@ -44,9 +44,34 @@ def test_ends_are_exact_though_records_are_late() -> None:
 
 def test_a_missing_duration_or_number_begins_a_new_run() -> None:
     """Each run has its own constant; ends never go back."""
-    assert (step_ends(steps([np.nan, 10, np.nan, 10], [10, 20, 55, 60])) / MS).tolist() == [10, 20, 50, 60]
+    assert (step_ends(steps([np.nan, 10, np.nan, 10], [10, 20, 53, 60])) / MS).tolist() == [10, 20, 50, 60]
     assert (step_ends(steps([10, 10, 10], [10, 20, 90], number=[1, 2, 7])) / MS).tolist() == [10, 20, 90]
     assert len(step_ends(steps([], []))) == 0
+
+
+def test_an_interval_of_several_steps_begins_a_new_run() -> None:
+    """The only request of step 5 had its previous token in step 1: no earlier end moves, and the interval is not the step's duration."""
+    recorded = [11.0, 20.0, 32.0, 40.0, 51.0, 80.0, 91.0, 100.0]
+    charged = charge_steps(steps([np.nan, 10, 10, 10, 10, 60, 10, 10], recorded))
+    assert (charged.end_ns / MS).tolist() == [10, 20, 30, 40, 50, 80, 90, 100]
+    assert charged.linked[5] and charged.complete.tolist() == [n not in (0, 5) for n in range(8)]
+
+
+def test_the_intervals_of_a_pipeline_measure_no_step() -> None:
+    """Two batches take turns, so each interval is the time of two steps: nothing is fitted, and steps end at their records."""
+    took = np.array([20.0 + 300.0 * (n % 10 == 5) for n in range(60)])
+    recorded = np.cumsum(took)
+    charged = charge_steps(steps(list(took + np.roll(took, 1)), list(recorded)))
+    assert not charged.fitted and not charged.late_ns[20:].any()
+
+
+@pytest.mark.parametrize(("before", "late_ms"), [(1, [15, 0]), (30, [0, 0])])
+def test_a_few_records_may_all_be_late_and_many_may_not(before: int, late_ms: list[float]) -> None:
+    """A record is 15 ms earlier than those before it allow. Was one late, a step took 320 ms; were many on time, it took 305 ms."""
+    took = [20.0] * before + [320.0, 20.0, 20.0]
+    recorded = np.cumsum(took) + 15.0 * (np.arange(len(took)) < before)
+    charged = charge_steps(steps([np.nan, *took[1:]], list(recorded)))
+    assert (charged.late_ns[[before - 1, before]] / MS).tolist() == late_ms and charged.complete[before]
 
 
 def test_prefill_is_scheduling() -> None:
@@ -122,9 +147,10 @@ def test_too_few_steps_fit_nothing() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 900), st.integers(0, 200), st.integers(0, 500)), min_size=1, max_size=60))
 def test_parts_add_up_whatever_was_recorded(rows: list[tuple[int, int, int]]) -> None:
-    """Durations, prefills and late records at random: no part is negative, and a step's add up to its duration."""
+    """Durations, prefills and late records in order, at random: no part is negative, and a step's add up to its duration."""
     took, tokens, late = (np.array(column, np.float64) for column in zip(*rows, strict=True))
-    charged = charge_steps(steps(list(took), list(np.cumsum(took) + late), prefill_tokens=list(tokens)))
+    recorded = np.maximum.accumulate(np.cumsum(took) + late)
+    charged = charge_steps(steps(list(took), list(recorded), prefill_tokens=list(tokens)))
     parts = np.stack([charged.parts.of(name) for name in STEP_PARTS])
     assert (parts >= 0).all() and (parts.sum(axis=0) == charged.duration_ns).all()
     assert (np.diff(charged.end_ns) >= 0).all() and (charged.late_ns >= 0).all()

@@ -5,7 +5,7 @@
 import { formatNumber, secondsPerUnit, two } from './units.js';
 
 const ROUND = [1, 2, 2.5, 5, 10];
-const ROUND_SECONDS = [60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800];
+const ROUND_SECONDS = [10, 15, 20, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800];
 const SECOND = 1000;
 const MINUTE = 60 * SECOND;
 const HOUR = 60 * MINUTE;
@@ -29,7 +29,7 @@ function roundStep(rough) {
 
 function valueStep(rough, unit) {
   const perUnit = secondsPerUnit(unit);
-  if (perUnit && rough * perUnit > 30) {
+  if (perUnit && rough * perUnit > ROUND_SECONDS[0] / 2) {
     const seconds = ROUND_SECONDS.find((one) => one >= rough * perUnit);
     if (seconds) return seconds / perUnit;
   }

@@ -10,7 +10,7 @@ import { mountPlot } from './plot.js';
 /**
  * Draw the chart of a panel, or the reason why there is none. Returns {destroy()}.
  *
- * `modelOf(theme)`: {series, …} or null; `parts`: {figure(model, size, theme), hoverOf(model), after(host, model)}, where `after` draws
+ * `modelOf(theme)`: {series, listed, …} or null, where `listed` is the order of the legend if it is another; `parts`: {figure(model, size, theme), hoverOf(model), after(host, model)}, where `after` draws
  * over Plotly's part and may be left out.
  */
 export async function drawSeriesChart(element, panel, modelOf, { figure, hoverOf, after }) {
@@ -22,7 +22,7 @@ export async function drawSeriesChart(element, panel, modelOf, { figure, hoverOf
   const { root, host } = chartParts(element, chartLabel(panel, model.series));
   model.hidden = hiddenSeries(element, panel, model.series);
   let plot = null;
-  const legend = buildLegend(model.series, model.hidden, () => plot?.redraw());
+  const legend = buildLegend(model.listed ?? model.series, model.hidden, () => plot?.redraw());
   if (panel.options?.legend?.showLegend !== false) root.append(legend.element);
   plot = await mountPlot(host, (size, theme) => figure(model, size, theme), after && (() => after(host, model)));
   const hover = attachHover(host, hoverOf(model));

@@ -32,6 +32,9 @@ function modelOf(panel, frames, context, theme) {
     const figures = legendFigures(panel, summary(one.values), format);
     return { ...one, ...style, settings, format, figures, right: settings.custom.axisPlacement === 'right' };
   });
+  // The most important part of a stack is listed first: a legend that is too long has to be scrolled.
+  const total = ({ values }) => summary(values).sum ?? 0;
+  if (model.series.some(isStacked)) model.listed = [...model.series].sort((left, right) => total(right) - total(left));
   return model;
 }
 
