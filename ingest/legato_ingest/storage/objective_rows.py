@@ -60,7 +60,8 @@ def _objective(row: Sequence[Any]) -> Objective:
     """Return the objective of a row. It is not validated: a newer version may have written what this one would refuse."""
     _, target, gap_us, first_us, *texts = row
     fields: dict[str, Any] = dict(zip(_TEXTS, (str(unquoted(text)) for text in texts), strict=True))
-    return Objective.model_construct(**fields, target=target, **_limits(gap_us, first_us))
+    fields |= {"target": target, **_limits(gap_us, first_us)}
+    return Objective.model_construct(**fields)
 
 
 def _limits(gap_us: int, first_output_us: int) -> dict[str, float]:
