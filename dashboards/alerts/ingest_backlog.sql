@@ -14,7 +14,7 @@ WITH
                     host, attributes['service.instance.id'] AS instance, metric, argMax(value, recorded_at) AS value,
                     max(recorded_at) AS at, min(recorded_at) AS since
                 FROM node_samples FINAL
-                WHERE tenant = '' AND recorded_at > now() - INTERVAL 1 DAY AND recorded_at <= now() AND metric IN
+                WHERE tenant = '' AND recorded_at > now() - INTERVAL 1 DAY AND metric IN
                     ('legato_rollup_lag_seconds', 'legato_attribution_lag_seconds', 'legato_trace_export_lag_seconds', 'legato_queue_bytes',
                     'legato_queue_bytes_max', 'legato_up')
                 GROUP BY host, instance, metric
