@@ -1,14 +1,27 @@
 -- Legato is behind or failing. Built by `python -m dashboards`.
 WITH
-    latest AS
+    every AS
     (
-        SELECT host, metric, argMax(value, recorded_at) AS value, max(recorded_at) AS at
-        FROM node_samples FINAL
-        WHERE recorded_at > now() - INTERVAL 1 HOUR AND metric IN
-            ('legato_rollup_lag_seconds', 'legato_attribution_lag_seconds', 'legato_trace_export_lag_seconds', 'legato_queue_bytes',
-            'legato_queue_bytes_max', 'legato_up')
-        GROUP BY host, metric
+        SELECT host, metric, value, at, last_at, max(began_at) OVER (PARTITION BY host) > last_at AS is_followed
+        FROM
+        (
+            SELECT
+                host, metric, value, at, max(at) OVER (PARTITION BY host, instance) AS last_at,
+                min(since) OVER (PARTITION BY host, instance) AS began_at
+            FROM
+            (
+                SELECT
+                    host, attributes['service.instance.id'] AS instance, metric, argMax(value, recorded_at) AS value,
+                    max(recorded_at) AS at, min(recorded_at) AS since
+                FROM node_samples FINAL
+                WHERE tenant = '' AND recorded_at > now() - INTERVAL 1 DAY AND metric IN
+                    ('legato_rollup_lag_seconds', 'legato_attribution_lag_seconds', 'legato_trace_export_lag_seconds', 'legato_queue_bytes',
+                    'legato_queue_bytes_max', 'legato_up')
+                GROUP BY host, instance, metric
+            )
+        )
     ),
+    latest AS (SELECT * FROM every WHERE at > now() - INTERVAL 1 HOUR AND NOT is_followed),
     -- A counter appears with its first failure and restarts with its process; in both cases it counts from 0. A restarted one may have the
     -- value of before again, or a larger one: its start time shows the restart. A trace backend that is away for a moment costs no span, so
     -- its failures are left out: the lag shows whether it stays away.
@@ -21,7 +34,8 @@ WITH
                 host, value, recorded_at, lagInFrame(value, 1, 0) OVER of_series AS before,
                 value < before OR ifNull(start_time != lagInFrame(start_time) OVER of_series, false) AS is_restarted
             FROM node_samples FINAL
-            WHERE metric = 'legato_errors_total' AND attributes['stage'] != 'trace_export' AND recorded_at > now() - INTERVAL 1 DAY
+            WHERE tenant = '' AND metric = 'legato_errors_total' AND attributes['stage'] != 'trace_export'
+                AND recorded_at > now() - INTERVAL 1 DAY
             WINDOW of_series AS (PARTITION BY tenant, series ORDER BY recorded_at ROWS BETWEEN 1 PRECEDING AND CURRENT ROW)
         )
         GROUP BY host
@@ -44,11 +58,17 @@ FROM
     GROUP BY host
     HAVING used IS NOT NULL
     UNION ALL
-    -- A process that was stopped, as in a deploy, has 0 in its last sample of `legato_up`.
-    SELECT host, 'silent, s', toFloat64(dateDiff('second', max(at), now())), 300.
-    FROM latest
+    -- A process that was stopped, as in a deploy, has 0 in its last sample of `legato_up`. One that was killed is silent for a day.
+    SELECT host, 'silent, s', max(toFloat64(dateDiff('second', last_at, now()))), 300.
+    FROM
+    (
+        SELECT host, last_at
+        FROM every
+        WHERE NOT is_followed
+        GROUP BY host, last_at
+        HAVING countIf(metric = 'legato_up' AND value = 0) = 0
+    )
     GROUP BY host
-    HAVING countIf(metric = 'legato_up') = 0 OR argMaxIf(value, at, metric = 'legato_up') != 0
     UNION ALL
     SELECT host, 'failures in 10 minutes', failures, 0. FROM grown
 )

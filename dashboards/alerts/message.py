@@ -7,22 +7,39 @@ that recorded the same streams, because one incident is one page. The module dec
 
 from __future__ import annotations
 
-from legato_ingest.causes import CAUSES
-from legato_ingest.definitions import ERRORS, VANTAGES
+from collections.abc import Sequence
+
+from legato_ingest.causes import CAUSES, sql_list
+from legato_ingest.definitions import ERRORS, STALL_MS, VANTAGES
 from legato_ingest.objectives import DEFAULT, NAME
 from legato_ingest.quoting import literal
 
-__all__ = ["SLOT_S", "context", "result"]
+__all__ = ["BUDGET", "SLOT_S", "context", "once", "result"]
 
 SLOT_S = 300
+BUDGET = ("tenant", "service", "vantage", "objective")
+"""The columns that name a budget."""
 
 
-def context(causes: str, worst: str) -> str:
+def once(name: str, columns: Sequence[str], select: str) -> str:
+    """Return the common table expression ``name`` with the rows of a statement, as the array ``every_<name>``, which is computed once.
+
+    ClickHouse plans a common table expression again at each use. ``columns``: those of the statement, at most ten thousands of rows.
+    """
+    values = ", ".join(f"{column}::String" if column in BUDGET else column for column in columns)
+    named = ", ".join(f"each.{number} AS {column}" for number, column in enumerate(columns, 1))
+    return f"""(SELECT groupArray(({values})) FROM ({select}
+    )) AS every_{name},
+    {name} AS (SELECT {named} FROM (SELECT arrayJoin(every_{name}) AS each)),"""
+
+
+def context(causes: str, worst: str, bad: str) -> str:
     """Return the common table expressions: the top cause, engine, model and release, the vantages of the same streams, a bad stream.
 
-    ``causes``: the condition on causes that the rule may name. ``worst``: the expression that orders streams by how bad they are.
+    ``causes``: the condition on causes that the rule may name. ``worst``: the expression that orders streams by how bad they are. ``bad``:
+    the condition on `streams` for those that the rule counts as bad, or nearly.
     """
-    return _tops(causes) + _BURNING + _SAME + _LENT.replace("{causes}", causes) + _WORST.replace("{worst}", worst)
+    return _tops(causes) + _BURNING + _SAME.replace("{bad}", bad) + _LENT.replace("{causes}", causes) + _WORST.replace("{worst}", worst)
 
 
 def _tops(causes: str) -> str:
@@ -30,42 +47,41 @@ def _tops(causes: str) -> str:
 
     Causes and engines are weighted by stalled time, models and releases by bad streams.
     """
+    budget = ", ".join(BUDGET)
+    tops = f"""
+        SELECT
+            {budget}, window, mapFromArrays(groupArray(kind), groupArray(name)) AS top,
+            mapFromArrays(groupArray(kind), groupArray(part)) AS share
+        FROM
+        (
+            SELECT
+                {budget}, window, what.1 AS kind, argMaxIf(what.2, heavy, counts) AS name, maxIf(heavy, counts) / sum(heavy) AS part
+            FROM
+            (
+                SELECT {budget}, window, what, counts, sum(weight) AS heavy
+                FROM weights
+                INNER JOIN each_window USING ({budget})
+                WHERE slot < window.3
+                GROUP BY {budget}, window, what, counts
+            )
+            GROUP BY {budget}, window, kind
+        )
+        GROUP BY {budget}, window"""
     return f"""    weights AS
     (
         SELECT
-            tenant, service, vantage, objective, slot,
-            arrayJoin([('model', model::String), ('release', release::String)]) AS what, 1 AS counts,
+            {budget}, slot, arrayJoin([('model', model::String), ('release', release::String)]) AS what, 1 AS counts,
             toUInt64(arraySum(mapValues(own)) + arraySum(mapValues(path))) AS weight
         FROM minutes
+        WHERE notEmpty(own) OR notEmpty(path)
         UNION ALL
         SELECT
             tenant, service_name, vantage, objective, intDiv(dateDiff('second', minute, at), {SLOT_S}),
             arrayJoin([('cause', cause::String), ('engine', engine_id::String)]), {causes}, excess_us
         FROM stall_minutes FINAL
-        WHERE minute > at - INTERVAL 3 DAY AND minute <= at AND stalls > 0
+        WHERE minute > at - INTERVAL 3 DAY AND minute <= at AND stalls > 0 AND excess_us > 0
     ),
-    tops AS
-    (
-        SELECT
-            tenant, service, vantage, objective, window, mapFromArrays(groupArray(kind), groupArray(name)) AS top,
-            mapFromArrays(groupArray(kind), groupArray(part)) AS share
-        FROM
-        (
-            SELECT
-                tenant, service, vantage, objective, window, what.1 AS kind, argMaxIf(what.2, heavy, counts) AS name,
-                maxIf(heavy, counts) / sum(heavy) AS part
-            FROM
-            (
-                SELECT tenant, service, vantage, objective, window, what, counts, sum(weight) AS heavy
-                FROM weights
-                INNER JOIN each_window USING (tenant, service, vantage, objective)
-                WHERE slot < window.3 AND weight > 0
-                GROUP BY tenant, service, vantage, objective, window, what, counts
-            )
-            GROUP BY tenant, service, vantage, objective, window, kind
-        )
-        GROUP BY tenant, service, vantage, objective, window
-    ),
+    {once("tops", (*BUDGET, "window", "top", "share"), tops)}
 """
 
 
@@ -83,26 +99,29 @@ _BURNING = """    (
     ),
     arrayMap(each -> (each.1, each.2, each.3, each.4), arrayFilter(each -> each.5 = 'page', burning)) AS paging,
 """
-# The share of a paging row's traces that page at a vantage nearer to the end user, too. That one pages: it has the verdicts.
+# Of the traces of a paging row's bad streams, the share and the number that are also bad in a paging row nearer to the end user.
+# That one pages: it has the verdicts.
 _SAME = f"""    same AS
     (
         SELECT page.1 AS tenant, page.2 AS service, page.3 AS vantage, page.4 AS objective,
-            avg(arrayExists(other -> other > place, places)) AS covered
+            avg(arrayExists(other -> other > place, places)) AS covered, sum(arrayExists(other -> other > place, places)) AS hidden
         FROM
         (
             SELECT
-                groupUniqArray((tenant::String, service_name::String, vantage::String, {NAME})) AS pages,
+                groupUniqArray((tenant::String, service_name::String, vantage::String, objective)) AS pages,
                 arrayMap(each -> indexOf({list(VANTAGES)}, each.3), pages) AS places
-            FROM stream_revs
-            WHERE length(paging) > 1 AND start_time > at - INTERVAL 1 HOUR AND start_time <= at
-                AND has(paging, (tenant::String, service_name::String, vantage::String, {NAME}))
+            FROM streams
+            WHERE length(paging) > 1 AND start_time > at - INTERVAL 1 HOUR AND start_time <= at AND good = 0 AND {{bad}}
+                AND has(paging, (tenant::String, service_name::String, vantage::String, objective))
             GROUP BY tenant, trace_id
         )
         ARRAY JOIN pages AS page, places AS place
         GROUP BY page
     ),
 """
-# The cause of a row without verdicts: that of the verdicts on the same traces, which are on the clients' stalls.
+# The cause of a row without verdicts: that of the verdicts on the same traces, which are on the clients' stalls. Those count for a server
+# only if its gap was a stall, too, and the cause is not behind it.
+_BEHIND = sql_list(cause.name for cause in CAUSES if cause.group in ("path", "client") or cause.name == "delivery")
 _LENT = f"""    (
         SELECT groupArray((tenant, service, vantage, objective))
         FROM burning_windows
@@ -126,12 +145,14 @@ _LENT = f"""    (
             INNER JOIN burning_windows USING (tenant, service, vantage, objective)
             INNER JOIN
             (
-                SELECT tenant, trace_id, cause, sum(excess_us) AS excess_us
+                SELECT
+                    tenant, trace_id, cause, sum(excess_us) AS excess_us,
+                    evidence['server_gap_us'] >= {round(1000 * STALL_MS)} AND cause NOT IN {_BEHIND} AS is_of_server
                 FROM verdicts FINAL
                 WHERE notEmpty(causeless) AND start_time > at - INTERVAL 73 HOUR AND cause != 'base' AND {{causes}}
-                GROUP BY tenant, trace_id, cause
+                GROUP BY tenant, trace_id, cause, is_of_server
             ) AS judged_causes USING (tenant, trace_id)
-            WHERE begun > at - toIntervalSecond(window_s)
+            WHERE begun > at - toIntervalSecond(window_s) AND (is_of_server OR vantage NOT IN ('engine', 'server'))
             GROUP BY tenant, service, vantage, objective, window, lent_name
         )
         GROUP BY tenant, service, vantage, objective, window
@@ -176,8 +197,11 @@ _NAMES = ", ".join(literal(cause.name) for cause in CAUSES)
 _LABELS = ", ".join(literal(f"{cause.label} ({cause.name})") for cause in CAUSES)
 
 
-def result() -> str:
-    """Return the end of the statement: one row per service, vantage, objective and severity."""
+def result(unknown: str) -> str:
+    """Return the end of the statement: one row per service, vantage, objective and severity.
+
+    ``unknown``: the words where no cause is known.
+    """
     return f"""SELECT
     tenant, service, vantage, objective, target, severity, firing, reason, burn_rate, burn_limit, bad, streams, users_bad, users,
     unknown_bad, unknown,
@@ -195,7 +219,7 @@ def result() -> str:
         {_share("model", "Model with most bad streams:")}, {_share("release", "Release:")},
         if(failed = 0, '', concat(' ', {_count("failed")}, ' of them ended in an error',
             if(error_type = '', '.', concat(', mostly ', error_type, '.')))),
-        multiIf(is_failing, '', cause = '', ' Likely cause: not known.', concat(' Likely cause: ',
+        multiIf(is_failing, '', cause = '', {literal(unknown)}, concat(' Likely cause: ',
             transform(cause, [{_NAMES}], [{_LABELS}], cause), ', ', toString(round(100 * cause_share)),
             ' % of the stalled time in this window', if(top['cause'] = '', ' at the clients of these streams.', '.'))),
         if(is_failing, '', {_share("engine", "Engine with most stalled time:")}))) AS message
@@ -203,10 +227,13 @@ FROM
 (
     SELECT
         tenant, service, vantage, objective, severity, window_s, top, share, trace, covered, lent_cause, lent_share,
-        toUInt8(burns AND NOT (severity = 'ticket' AND has_page) AND NOT (covered >= 0.5 AND severity = 'page')) AS firing,
+        -- A ticket fires beside a page that does not, if it burns without the streams that page elsewhere.
+        if(severity = 'page', covered >= 0.5, hidden > 0 AND (k_long - hidden) / n_long < p_limit) AS is_covered,
+        severity = 'ticket' AND has_page AND covered < 0.5 AS is_replaced,
+        toUInt8(burns AND NOT is_covered AND NOT is_replaced) AS firing,
         multiIf(firing = 1, '',
-            burns AND covered >= 0.5, 'the same streams page at a vantage nearer to the end user',
-            burns, 'a page of the same service fires', reason) AS reason,
+            burns AND is_replaced, 'a page of the same service fires',
+            burns, 'the same streams page at a vantage nearer to the end user', reason) AS reason,
         round(1 - allowed, 9) AS target, round(p_long / allowed, 2) AS burn_rate,
         limit AS burn_limit, toUInt64(k_long) AS bad, toUInt64(n_long) AS streams,
         toUInt64(failed_long) AS failed, 2 * failed_long >= k_long AND failed_long > 0 AS is_failing,

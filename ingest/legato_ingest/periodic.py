@@ -76,6 +76,11 @@ class PeriodicTask:
         self._my_turn, self._delay_s = my_turn, delay_s
         self._thread = threading.Thread(target=self._run, name=f"legato-{stage}", daemon=True)
 
+    @property
+    def has_turn(self) -> bool:
+        """Whether the thread runs and would begin a step now."""
+        return self._thread.is_alive() and not self.closing.is_set() and self._my_turn()
+
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
@@ -140,6 +145,11 @@ class PeriodicWorker(abc.ABC, Generic[Result]):
         self._task = PeriodicTask(stage, self.step, every_s, metrics, first_s, my_turn, delay_s)
         if lag is not None:
             lag.set_function(lambda: max(0.0, (_now_ms() - self.until_ms) / 1000 - settle_s) if my_turn() else 0.0)
+
+    @property
+    def has_turn(self) -> bool:
+        """Whether runs in the background are due from this worker: it was started, is not stopping, and has its turn."""
+        return self._task.has_turn
 
     @property
     def stopping(self) -> bool:

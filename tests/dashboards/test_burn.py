@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import random
 import time
 from collections import defaultdict
@@ -29,9 +31,11 @@ from helpers.dashboards.burning import (
 from helpers.servers.reading import stream, streams_in
 from legato_ingest.causes import PARTS
 from legato_ingest.metrics import Metrics
+from legato_ingest.objectives import Objective
 from legato_ingest.rollups.worker import RollupWorker
 from legato_ingest.settings import load
 from legato_ingest.storage import Store
+from legato_ingest.storage.objective_rows import apply
 
 # Row by row.
 
@@ -78,6 +82,21 @@ def test_empty_stores_give_no_rows(store: Store) -> None:
     """The rules return no rows for an empty store and for one without judged streams."""
     insert(store, NOW_S, [Minute("running", 1, 0)])
     assert [ask(store, rule.sql) for rule in RULES.values()] == [[], [], []]
+
+
+def test_a_rule_reads_the_minutes_three_times(store: Store) -> None:
+    """For the windows, the end users and the models. A fourth time only where these do not say whether the bad streams can be chance."""
+    calm = [Minute(f"s{number}", ago, 20, of(ago + 1, streams=1)) for number in range(5) for ago in range(0, 2_000, 100)]
+    insert(store, NOW_S, [*calm, *hour("paging", service=new)])
+    rows = len(calm) + 12
+
+    def read(sql: str) -> int:
+        sql = sql.replace("now() AS at,", f"toDateTime({NOW_S}, 'UTC') AS at,")
+        return int(json.loads(store.query_bytes(sql, fmt="JSON"))["statistics"]["rows_read"])
+
+    assert [read(rule.sql) <= 3 * rows + 50 for rule in RULES.values()] == [True] * 3
+    insert(store, NOW_S, [Minute("doubtful", ago, 100, of(7, 8, streams=2)) for ago in range(10)])
+    assert 3 * rows + 50 < read(ITL) <= 4 * (rows + 10) + 50
 
 
 def test_rules_use_the_engines_clock(store: Store) -> None:
@@ -196,6 +215,31 @@ def test_of_two_vantages_the_one_nearer_to_the_end_user_pages(store: Store, near
     assert farther["reason"] == "the same streams page at a vantage nearer to the end user"
 
 
+def test_a_page_for_other_streams_hides_no_page(store: Store) -> None:
+    """A server fails for callers that are not recorded, while most of its traffic is of an app that pages for its own connection."""
+    gateway = {"legato.stream.vantage": "server"}
+    traces = [n.to_bytes(16) for n in range(1, 161)]
+    app = [stream((20,) * 9 + (900 if n % 2 else 20,), trace_id=trace, age_s=60.0 + n) for n, trace in enumerate(traces)]
+    streams_in(store, app, "app", seed=1)
+    through = [stream(attributes=gateway, trace_id=trace, age_s=60.0 + n) for n, trace in enumerate(traces)]
+    failed = stream(attributes={**gateway, "legato.stream.outcome": "upstream_error"})
+    streams_in(store, [*through, *({**failed, "age_s": 60.0 + n} for n in range(80))], "api", seed=2)
+    RollupWorker(store, load(), Metrics()).step()
+    assert firing(store, ITL, int(time.time())) == {("app", "page"), ("api", "page")}
+
+
+def test_a_ticket_is_hidden_only_by_the_streams_of_the_page(store: Store) -> None:
+    """A server's page gives way to its client's. Its ticket fires if the other bad streams alone burn that budget."""
+    for seed, (vantage, name) in enumerate((("client", "app"), ("server", "api"), ("client", "app 2"), ("server", "api 2"))):
+        first = 1 + 1_000 * name.endswith("2")
+        frozen = [stream((900,), attributes={"legato.stream.vantage": vantage}, trace_id=(first + n).to_bytes(16)) for n in range(60)]
+        streams_in(store, frozen, name, seed=seed)
+    failed = {"legato.stream.vantage": "server", "legato.stream.outcome": "upstream_error"}
+    streams_in(store, [stream(attributes=failed, age_s=60.0 + n) for n in range(40)], "api", seed=9)
+    RollupWorker(store, load(), Metrics()).step()
+    assert firing(store, ITL, int(time.time())) == {("app", "page"), ("app 2", "page"), ("api", "ticket")}
+
+
 def test_recovered_services_do_not_page(store: Store) -> None:
     """The long window still burns, the short one has recovered: its rate is low with many streams, or no stream is bad with few."""
     insert(store, NOW_S, hour("busy", judged=50, service=lambda ago: new(ago) | new(ago + 1) if ago > 30 else of(ago + 1, streams=1)))
@@ -203,6 +247,16 @@ def test_recovered_services_do_not_page(store: Store) -> None:
     assert {severity for _, severity in firing(store)} == {"ticket"}
     insert(store, NOW_S, hour("still", judged=5, service=lambda ago: new(ago) if ago > 30 or ago == 0 else {}))
     assert ("still", "page") in firing(store)
+
+
+@pytest.mark.parametrize(("lasting_min", "reason"), [(20, ""), (55, ""), (65, "no stream of the short window has ended")])
+def test_an_outage_of_long_streams_pages(store: Store, lasting_min: int, reason: str) -> None:
+    """All streams take so long, so none that began later has ended. The short windows end at the newest that has, an hour back at most."""
+    older = hour("s", judged=50, until_min=360, service=lambda ago: new(ago) | new(ago + 1))
+    insert(store, NOW_S, [minute for minute in older if minute.ago_min >= lasting_min])
+    assert (("s", "page") in firing(store)) == (not reason)
+    (page,) = (row for row in ask(store, ITL, NOW_S) if row["severity"] == "page")
+    assert page["reason"] == reason
 
 
 SLOW = [(0.2, 1, 6, "page", 14.4), (0.08, 6, 6, "page", 6.0), (0.02, 72, 72, "ticket", 1.0)]
@@ -227,6 +281,23 @@ def test_too_few_streams_for_a_page_are_counted_back_to_37(store: Store) -> None
     assert firing(store) == {("today", "ticket")}
     (row,) = (row for row in ask(store, ITL, NOW_S) if row["firing"])
     assert (row["streams"], row["bad"], row["burn_limit"], row["window_s"]) == (44, 12, 14.4, 42_300)
+
+
+def test_a_stricter_target_fires_wherever_a_laxer_one_does(store: Store) -> None:
+    """The same outages under three targets: all or half of the streams, up to 4 hours, of services with 24 to 2,040 streams per hour."""
+    targets = {"0.99": 0.99, "0.999": 0.999, "0.9999": 0.9999}
+    apply(store, [*(Objective(name=name, target=target) for name, target in targets.items()), Objective(name="default")])
+    minutes = list[Minute]()
+    for judged, part, until_min in itertools.product((2, 4, 8, 20, 170), (1, 2), (15, 30, 60, 240)):
+        bad = {ago: of(*range(1_000 * ago + 1, 1_000 * ago + 1 + judged // part), streams=1) for ago in range(0, until_min, 5)}
+        one = hour(f"{judged} {part} {until_min}", judged, until_min=720, service=lambda ago, bad=bad: bad.get(ago, {}))
+        minutes += [replace(minute, service=f"{name}/{minute.service}", objective=name) for name in targets for minute in one]
+    insert(store, NOW_S, minutes)
+    fired = defaultdict[str, set[tuple[str, str]]](set)
+    for row in ask(store, ITL, NOW_S):
+        # A page replaces its ticket.
+        fired[row["objective"]] |= {(row["service"].partition("/")[2], each) for each in {row["severity"], "ticket"} if row["firing"]}
+    assert {("4 1 60", "page"), ("8 1 30", "page"), ("170 1 15", "page")} <= fired["0.99"] <= fired["0.999"] <= fired["0.9999"]
 
 
 # Delay of pages.

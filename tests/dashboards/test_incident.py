@@ -146,12 +146,12 @@ def test_without_the_incident_no_rule_pages(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_servers_row_has_the_cause_of_its_clients(incident: Incident) -> None:
-    """A server has no verdicts while its clients are recorded: those on the clients' stalls of the same traces are named."""
+    """A server has no verdicts while its clients are recorded. It has those on its clients' stalls that it had, too: none of the path."""
     rows = [row for row in incident.rules["itl_burn"] if row["vantage"] == "server" and row["bad"] and row["burn_rate"] > row["burn_limit"]]
     assert {row["service"] for row in rows} >= {"shop-gateway"}
-    clients = {row["service"]: row["cause"] for row in incident.rules["itl_burn"] if row["vantage"] == "client" and row["cause"]}
     burning = [row for row in rows if row["firing"] or "nearer to the end user" in row["reason"]]
     assert burning
     for row in burning:
-        assert row["cause"] == clients[row["service"].removesuffix("-gateway")], row
+        # In the demo the app's clients also stall by their connections; all of its server's stalls are prefills.
+        assert row["cause"] == {"shop-gateway": "kv_pressure", "mobile-gateway": "scheduling"}[row["service"]], row
         assert "at the clients of these streams" in row["message"] and 0 < row["cause_share"] <= 1

@@ -121,12 +121,14 @@ def test_a_change_of_chunking_fires_for_a_day(store: Store) -> None:
 # Self-monitoring and Collectors.
 
 
-def sample(store: Store, ago_s: float, values: Mapping[str, float], host: str = "a", started_s: int = 0) -> None:
+def sample(
+    store: Store, ago_s: float, values: Mapping[str, float], host: str = "a", started_s: int = 0, *, instance: str = "", tenant: str = ""
+) -> None:
     """Insert OTLP samples as an agent sends them. A name with the suffix ``_total`` is a counter; attributes follow after a space.
 
     ``started_s``: the start time of the counters; 0 for none.
     """
-    body = metrics_request({"host.name": host})
+    body = metrics_request({"host.name": host, **({"service.instance.id": instance} if instance else {})})
     for name, value in values.items():
         metric, *attributes = name.split()
         named, at_ns = dict(each.split("=") for each in attributes), NOW_NS - round(ago_s * 1e9)
@@ -134,12 +136,12 @@ def sample(store: Store, ago_s: float, values: Mapping[str, float], host: str = 
             total(body, metric, float(value), at_ns, attributes=named, start_time_unix_nano=started_s * SECOND_NS)
         else:
             gauge(body, metric, float(value), at_ns, attributes=named)
-    insert(store, body)
+    insert(store, body, tenant)
 
 
-def insert(store: Store, body: ExportMetricsServiceRequest) -> None:
+def insert(store: Store, body: ExportMetricsServiceRequest, tenant: str = "") -> None:
     """Convert a metrics request and insert its rows."""
-    batch = received_points(body, tenant="", now_ns=NOW_NS, limits=Limits())
+    batch = received_points(body, tenant=tenant, now_ns=NOW_NS, limits=Limits())
     assert not batch.rejected.num_rows
     store.insert("node_samples", batch.samples)
 
@@ -152,6 +154,7 @@ HEALTHY = {
     "legato_queue_bytes_max": 100,
     "legato_errors_total stage=commit type=OSError": 7,
 }
+CALM = {name: value for name, value in HEALTHY.items() if "errors" not in name}
 UNHEALTHY = {
     "rollups behind, s": {"legato_rollup_lag_seconds": 121},
     "attribution behind, s": {"legato_attribution_lag_seconds": 601},
@@ -195,6 +198,34 @@ def test_a_stopped_process_is_not_silent(store: Store) -> None:
         sample(store, 600, {**HEALTHY, "legato_up": 1.0}, host)
         sample(store, 400, {**HEALTHY, "legato_up": last}, host)
     assert {host for host, what in firing(store, INGEST, "host", "what") if what == "silent, s"} == {"killed"}
+
+
+def test_each_instance_of_a_host_counts(store: Store) -> None:
+    """One that is behind fires beside one that is not, and one that was killed beside one that lives, unless it was started again."""
+    behind = {**CALM, "legato_rollup_lag_seconds": 900.0}
+    for ago_s in (900, 60):
+        sample(store, ago_s + 7, behind, "two", instance="two-a")
+        sample(store, ago_s, CALM, "two", instance="two-b")
+        sample(store, ago_s, CALM, "one left", instance="left-b")
+        sample(store, ago_s - 40, CALM, "again", instance="again-b" if ago_s == 60 else "again-a")
+    for ago_s in (900, 700):
+        sample(store, ago_s, CALM, "one left", instance="left-a")
+    assert firing(store, INGEST, "host", "what") == {("two", "rollups behind, s"), ("one left", "silent, s")}
+
+
+def test_senders_of_a_tenant_change_nothing(store: Store) -> None:
+    """Neither do they silence the rule for a host, nor raise it."""
+    sample(store, 60, {**CALM, "legato_rollup_lag_seconds": 900.0})
+    sample(store, 30, CALM, tenant="shop")
+    sample(store, 30, {"legato_rollup_lag_seconds": 900.0, "legato_errors_total stage=commit type=OSError": 9}, "b", tenant="shop")
+    assert firing(store, INGEST, "host", "what") == {("a", "rollups behind, s")}
+
+
+def test_a_killed_instance_stays_silent(store: Store) -> None:
+    """Until another one reports, for a day at most: also when its last figures are hours old."""
+    sample(store, 0, HEALTHY)
+    for hours, fires in ((2, {("a", "silent, s")}), (23, {("a", "silent, s")}), (25, set())):
+        assert firing(store, INGEST, "host", "what", at_s=NOW_S + 3_600 * hours) == fires
 
 
 @pytest.mark.parametrize(

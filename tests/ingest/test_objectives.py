@@ -124,6 +124,12 @@ def test_a_version_is_written_only_when_it_differs(store: Store) -> None:
     assert store.select("SELECT count(), uniqExact(applied_at) FROM objectives") == [(3, 2)]
 
 
+def test_a_limit_with_a_fraction_of_a_microsecond_is_no_change(store: Store) -> None:
+    """At each start: the store has whole microseconds."""
+    objectives = [Objective(name="third", gap_limit_ms=333.33333), Objective(name="default")]
+    assert [apply(store, objectives) for _ in range(3)] == [True, False, False]
+
+
 def test_applying_without_a_file_removes_nothing(store: Store, tmp_path: pathlib.Path) -> None:
     """A shell without the setting of the server is a likely mistake; an empty file is not."""
     apply(store, [Objective(name="a"), Objective(name=DEFAULT)])

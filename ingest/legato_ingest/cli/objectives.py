@@ -42,7 +42,8 @@ _BUDGETS = (
     Column("bad", right=True),
     Column("budget left", right=True),
 )
-# One row per objective and tenant, service and vantage with streams; one row for an objective without streams.
+# One row per objective and tenant, service and vantage with streams; one row for an objective without streams. An objective that does not
+# apply any more has rows while streams of the days count by its name: those of which the raw rows have expired keep it.
 BUDGETS = f"""
 WITH
     budgets AS
@@ -53,14 +54,26 @@ WITH
         FROM stream_hours FINAL
         WHERE minute > now() - INTERVAL {_DAYS} DAY AND judged > 0
         GROUP BY name, stream_tenant, service_name, vantage
+    ),
+    named AS
+    (
+        SELECT name, toUInt32(rank) AS place, tenant, service, model, route, target, gap_limit_us, first_output_limit_us, 0 AS is_removed
+        FROM current_objectives
+        UNION ALL
+        SELECT
+            name, 65536, argMax(tenant, applied_at), argMax(service, applied_at), argMax(model, applied_at), argMax(route, applied_at),
+            argMax(target, applied_at), argMax(gap_limit_us, applied_at), argMax(first_output_limit_us, applied_at), 1
+        FROM objectives
+        WHERE name NOT IN (SELECT name FROM current_objectives) AND name IN (SELECT name FROM budgets)
+        GROUP BY name
     )
 SELECT
-    name, tenant, current_objectives.service AS service_pattern, current_objectives.model AS model_pattern,
-    current_objectives.route AS route_pattern, target, gap_limit_us, first_output_limit_us,
-    stream_tenant, service_name AS service, vantage, streams, bad, if(streams > 0, 1 - bad / (streams * (1 - target)), NULL) AS budget_left
-FROM current_objectives
+    name, tenant, named.service AS service_pattern, model AS model_pattern, route AS route_pattern, target, gap_limit_us,
+    first_output_limit_us, is_removed, stream_tenant, service_name AS service, vantage, streams, bad,
+    if(streams > 0, 1 - bad / (streams * (1 - target)), NULL) AS budget_left
+FROM named
 LEFT JOIN budgets USING (name)
-ORDER BY rank, streams DESC, stream_tenant, service, vantage
+ORDER BY place, name, streams DESC, stream_tenant, service, vantage
 LIMIT 1 BY name, stream_tenant, service, vantage
 LIMIT 1000
 """
@@ -105,14 +118,15 @@ def render(rows: Sequence[Row]) -> RenderableType:
     """Return the objectives and the budgets for a terminal."""
     rows = [clean(row) for row in rows]
     limits = FittedTable(_LIMITS)
-    for row in {row["name"]: row for row in rows}.values():
+    for row in {row["name"]: row for row in rows if not row["is_removed"]}.values():
         times = (duration(int(row["gap_limit_us"])), duration(int(row["first_output_limit_us"])))
         limits.add_row(row["name"], _pattern(row), f"{100 * row['target']:.6g} %", *times)
     budgets = FittedTable(_BUDGETS, f"Error budget of the last {_DAYS} days")
     for row in rows:
         if int(row["streams"]):
             where = " · ".join(filter(None, (row["stream_tenant"], row["service"] or "(no service)", row["vantage"])))
-            budgets.add_row(row["name"], where, count(int(row["streams"])), count(int(row["bad"])), _left(row["budget_left"]))
+            name = f"{row['name']} (removed)" if row["is_removed"] else row["name"]
+            budgets.add_row(name, where, count(int(row["streams"])), count(int(row["bad"])), _left(row["budget_left"]))
     return Group(limits, Text(), budgets if budgets.rows else Prose(f"no stream ended in the last {_DAYS} days"))
 
 

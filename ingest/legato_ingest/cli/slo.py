@@ -21,6 +21,7 @@ from legato_ingest.cli.client import Reader
 from legato_ingest.cli.layout import Column, FittedTable, Prose
 from legato_ingest.errors import LegatoError
 from legato_ingest.objectives import DEFAULT
+from legato_ingest.quoting import literal
 from legato_ingest.reports.format import clean, count
 from legato_ingest.reports.time_range import utc
 from legato_ingest.visible import visible
@@ -29,6 +30,8 @@ __all__ = ["RULES", "BurnRates", "as_json", "fetch", "render"]
 
 RULES = {"itl_burn": "ITL goodput", "ttft_burn": "first output", "reader_burn": "end users' own stalls"}
 _NOW = re.compile(r"\bnow\(\) AS at,")
+# The end of a statement: of the rows that are asked for, so many.
+_ORDERED = re.compile(r"(?=\nORDER BY [^\n]+\nLIMIT 1000\s*$)")
 Row = dict[str, Any]
 # A change that broke something is usually a few minutes older than the first bad streams.
 _BEFORE_S = 600
@@ -70,11 +73,21 @@ def fetch(reader: Reader, folder: pathlib.Path, service: str = "", tenant: str =
             sql, places = _NOW.subn(f"toDateTime({at_s}, 'UTC') AS at,", sql)
             if places != 1:
                 raise LegatoError(f"{path} reads the clock in {places} lines, expected 1: rebuild it with `python -m dashboards`")
-        rows += [{"rule": name, **row, "firing": bool(row["firing"])} for row in reader.rows(sql)]
-    rows = [row for row in rows if service in ("", row["service"]) and tenant in ("", row["tenant"])]
+        rows += [{"rule": name, **row, "firing": bool(row["firing"])} for row in reader.rows(_of(sql, path, service, tenant))]
     names = ("rule", "service", "vantage", "objective")
     rows.sort(key=lambda row: (not row["firing"], row["severity"] != "page", -row["burn_rate"], *(row[name] for name in names)))
     return BurnRates(rows, service, tenant, at_s)
+
+
+def _of(sql: str, path: pathlib.Path, service: str, tenant: str) -> str:
+    """Return the statement for one service and tenant (empty: any): a condition before its limit, which other rows could use up."""
+    given = [f"{column} = {literal(name)}" for column, name in (("service", service), ("tenant", tenant)) if name]
+    if not given:
+        return sql
+    limited, places = _ORDERED.subn(lambda _: f"\nWHERE {' AND '.join(given)}", sql)
+    if places != 1:
+        raise LegatoError(f"{path} has {places} ends with ORDER BY and LIMIT 1000, expected 1: rebuild it with `python -m dashboards`")
+    return limited
 
 
 def as_json(found: BurnRates) -> list[Row]:
@@ -102,7 +115,7 @@ def render(found: BurnRates) -> RenderableType:
             title = (f"{row['severity']} · {RULES[row['rule']]} · {where}: ", "bold")
             section = row["cause"] or row["rule"]
             messages.append(Prose.assemble("\n", title, row["message"], f" What to do: {section} in docs/runbook.md."))
-            messages += [Prose(f"  {command}") for command in _next(row)]
+            messages += [Prose(f"  {command}") for command in _next(row, found.at_s)]
     quiet = len({_budget(row) for row in rows} - {_budget(row) for row in burning})
     return Group(head, _firing(rows), Text(""), table, *messages, Text(f"\n{quiet} budgets have no bad streams" if quiet else ""))
 
@@ -127,20 +140,25 @@ def _objective(name: str, target: float, *, named: bool) -> str:
     return f"{f'{name}: ' if named else ''}{100 * target:.6g} % of the streams should be good; {100 * (1 - target):.4g} % may be bad"
 
 
-def _next(row: Row) -> Iterator[str]:
-    """The commands that show the cause, the worst stream, and the page for the ticket. A client's stalls have its service's name."""
+def _next(row: Row, at_s: int) -> Iterator[str]:
+    """The commands that show the cause, the worst stream, and the page for the ticket. A client's stalls have its service's name.
+
+    ``at_s``: the moment (unix s) of which the row is and at which the commands end; 0: now.
+    """
     which = f" --service {shlex.quote(row['service'])}" if row["vantage"] == "client" and row["service"] else ""
     which += f" --tenant {shlex.quote(row['tenant'])}" if row["tenant"] else ""
+    # The end of the moment's minute.
+    which = (f" --to {_minute(at_s + 59)}" if at_s else "") + which
     begin_s = int(row["from_ms"]) // 1_000
-    yield f"legato blame {_from(begin_s)}{which}"
+    yield f"legato blame --from {_minute(begin_s)}{which}"
     if row["trace"]:
         yield f"legato stream {row['trace'][:12]}"
     if row["severity"] == "page":
-        yield f"legato incident {_from(begin_s - _BEFORE_S)}{which}"
+        yield f"legato incident --from {_minute(begin_s - _BEFORE_S)}{which}"
 
 
-def _from(at_s: int) -> str:
-    return f"--from {datetime.fromtimestamp(at_s, UTC):%Y-%m-%dT%H:%M}"
+def _minute(at_s: int) -> str:
+    return f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%dT%H:%M}"
 
 
 def _end_users(row: Row) -> str:

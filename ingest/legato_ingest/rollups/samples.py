@@ -9,7 +9,7 @@ rollups of streams do not wait for it. The module does not store the progress; `
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -111,11 +111,12 @@ class SampleRollup:
         progress_ms, _ = self._divided.progress((self._done_ms, 0))
         return progress_ms if progress_ms > since_ms else None
 
-    def again(self, since_s: int, next_rolled_ms: Callable[[], int]) -> None:
-        """Compute all periods since this time (Unix s), until ``is_stopping()``. Raises ``StoreError``."""
+    def again(self, since_s: int, next_rolled_ms: Callable[[], int]) -> Iterator[None]:
+        """Compute all periods since this time (Unix s), until ``is_stopping()``; yield after each part. Raises ``StoreError``."""
         left, divided = self._found(f"recorded_at >= toDateTime({since_s}, 'UTC')"), Divided(in_order=True)
         while left and not self._is_stopping():
             self._compute_part(left, divided, NO_PROGRESS, next_rolled_ms())
+            yield
         if not self._is_stopping():
             self._compute_divided(divided, next_rolled_ms, self._is_stopping)
 

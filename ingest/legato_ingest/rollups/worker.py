@@ -118,6 +118,8 @@ class RollupWorker(PeriodicWorker[RollupResult]):
         self._samples = SampleRollup(store, self._kept_since_s, self._is_stopping)
         # Unix ms; as recorded in the store when the retention became longer.
         self._kept_ms = 0
+        # The end of the last run while `again` computes (monotonic).
+        self._ran_at_s = 0.0
 
     def again(self, since_s: int, samples: bool = False) -> dict[str, float]:
         """Recompute all minutes of the last ``since_s`` seconds (0: all). Return the counts of minutes and rows, and the seconds it took.
@@ -136,22 +138,47 @@ class RollupWorker(PeriodicWorker[RollupResult]):
             steps = self._minutes("engine_steps", "recorded_at", f"recorded_at >= toDateTime({since}, 'UTC')")
             # Minutes that have rollups but no streams any more need rows of zeros.
             streams = np.union1d(streams, self._minutes("stream_minutes", "minute", f"minute >= toDateTime({since}, 'UTC')"))
-            result = RollupResult()
-            # Minutes that wait go on waiting, because only a recorded run is known to have read sound parts.
-            waiting, self._pending.divided = self._pending.divided, Divided()
-            for source, minutes in zip(_SOURCES, (streams, steps), strict=True):
-                self._compute(source, minutes, result, Backlog())
-            # First the minutes that are divided, then the hours that are.
-            self._compute_divided(result, float("inf"))
-            self._compute_hours(0.0, float("inf"))
-            self._compute_divided(result, float("inf"))
-            self._pending.divided = waiting
-            if samples and (sampled or not since_s):
-                self._samples.again(since, self._pending.next_rolled_ms)
             self._pending.until_ms = progress[0]
+            result, divided, self._ran_at_s = RollupResult(), Divided(), started
+            for source, minutes in zip(_SOURCES, (streams, steps), strict=True):
+                for part in passes(minutes):
+                    with self._between_runs(divided):
+                        self._compute(source, part, result, Backlog())
+            self._finish_divided(divided, result)
+            while self._pending.hours_s and not self.stopping:
+                with self._between_runs(divided):
+                    self._compute_hours(0.0, time.monotonic() + _OLD_S_MAX)
+            self._finish_divided(divided, result)
+            if samples and (sampled or not since_s):
+                for _ in self._samples.again(since, lambda: self._pending.next_rolled_ms()):
+                    self._run_if_due()
         if self.stopping:
             raise StoreUnavailable("the server is stopping before all minutes were computed; repeat the command after the restart")
         return {"minutes": result.minutes, "rows": result.rows, "seconds": time.monotonic() - started}
+
+    @contextmanager
+    def _between_runs(self, divided: Divided) -> Iterator[None]:
+        """Compute something in between two runs.
+
+        ``divided`` holds its pieces. Those that wait go on waiting, because only a recorded run is known to have read sound parts.
+        """
+        progress, _ = self._progress()
+        self._follow(progress)
+        waiting, self._pending.divided = self._pending.divided, divided
+        yield
+        self._pending.divided, self._pending.until_ms = waiting, progress[0]
+        self._run_if_due()
+
+    def _run_if_due(self) -> None:
+        """Run in the middle of `again`, which may take hours: the minutes of the present do not wait for old ones."""
+        if self.has_turn and time.monotonic() - self._ran_at_s >= self._settings.rollup_every_s:
+            self._run()
+            self._ran_at_s = time.monotonic()
+
+    def _finish_divided(self, divided: Divided, result: RollupResult) -> None:
+        while divided and not self.stopping:
+            with self._between_runs(divided):
+                self._compute_divided(result, time.monotonic() + _DIVIDED_S)
 
     def _is_stopping(self) -> bool:
         return self.stopping

@@ -33,7 +33,8 @@ def applied(store: Store) -> tuple[Objective, ...]:
 def apply(store: Store, objectives: Sequence[Objective]) -> bool:
     """Write the objectives as a new version if they differ from those that apply. Return whether they differ."""
     before_ms, present = _read(store)
-    if present == tuple(objectives):
+    # The store has whole µs.
+    if present == tuple(each.model_copy(update=_limits(each.gap_limit_us, each.first_output_limit_us)) for each in objectives):
         return False
     count = len(objectives)
     # Later than the version before even if the clock was set back.
@@ -59,5 +60,9 @@ def _objective(row: Sequence[Any]) -> Objective:
     """Return the objective of a row. It is not validated: a newer version may have written what this one would refuse."""
     _, target, gap_us, first_us, *texts = row
     fields: dict[str, Any] = dict(zip(_TEXTS, (str(unquoted(text)) for text in texts), strict=True))
-    fields |= {"target": target, "gap_limit_ms": gap_us / 1_000, "first_output_limit_ms": first_us / 1_000}
+    fields |= {"target": target, **_limits(gap_us, first_us)}
     return Objective.model_construct(**fields)
+
+
+def _limits(gap_us: int, first_output_us: int) -> dict[str, float]:
+    return {"gap_limit_ms": gap_us / 1_000, "first_output_limit_ms": first_output_us / 1_000}

@@ -91,6 +91,7 @@ class Minute:
     vantage: str = "client"
     tenant: str = ""
     model: str = ""
+    objective: str = "default"
 
     def bad(self, side: str) -> Mapping[int, int]:
         """The bad streams of one side by client."""
@@ -151,7 +152,9 @@ def insert(store: Store, at_s: int, minutes: Sequence[Minute]) -> None:
     names = {name: name.removesuffix("_clients").removeprefix("bad_") for name in _CLIENTS}
     bad = {name: _maps([minute.bad(side) for minute in minutes]) for name, side in names.items()}
     bad["judged_clients"] = _maps([minute.seen() for minute in minutes])
-    texts = {name: pa.array([getattr(minute, name) for minute in minutes], pa.string()) for name in ("vantage", "tenant", "model")}
+    texts = {
+        name: pa.array([getattr(minute, name) for minute in minutes], pa.string()) for name in ("vantage", "tenant", "model", "objective")
+    }
     ago, judged = (np.array([getattr(minute, name) for minute in minutes], np.int64) for name in ("ago_min", "judged"))
     store.insert("stream_minutes", table(at_s, pa.array([minute.service for minute in minutes]), ago, judged, bad, **texts))
 
@@ -271,7 +274,11 @@ def _counted(rule: Rule, kept: Sequence[Minute]) -> list[tuple[str, float, int, 
 
 
 def _look(rule: Rule, kept: Sequence[Minute], severity: str, limit: float, long_min: int, short_min: int) -> Row:
-    long, short = ([minute for minute in kept if minute.ago_min < window] for window in (long_min, short_min))
+    # A short window without a stream ends at the newest slot with one, if that is less than an hour old.
+    newest_min = min((minute.ago_min for minute in kept), default=0) // 5 * 5
+    from_min = newest_min if short_min <= newest_min < 60 else 0
+    long = [minute for minute in kept if minute.ago_min < long_min]
+    short = [minute for minute in kept if from_min <= minute.ago_min < from_min + short_min]
     path = _by_user(long, ["connection"])
     path_users = len({client for _, client in path if client}) + sum(n for (_, client), n in path.items() if not client)
     charged = {"shared": path_users >= 2, "private": path_users < 2, "": False}[rule.connection]

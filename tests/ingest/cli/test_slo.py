@@ -116,5 +116,23 @@ def test_one_service_and_an_earlier_moment(store: Store) -> None:
     assert then.rows == [] and {row["service"] for row in soon} == {"hot"} and any(row["firing"] for row in soon)
     # A filter or an earlier moment without streams says nothing of the others.
     assert page(nothing).startswith("no stream of the service hot of the tenant acme ended in the last three days: no budget burns")
+    (shown,) = {line for line in page(BurnRates(soon, at_s=then.at_s)).splitlines() if "legato blame" in line}
+    assert f" --to {datetime.fromtimestamp(then.at_s + 59, UTC):%Y-%m-%dT%H:%M} --service hot" in shown
     moment = f"{datetime.fromtimestamp(then.at_s, UTC):%Y-%m-%d %H:%M:%S}"
     assert page(then).startswith(f"no stream ended in the three days before {moment} UTC: no budget burns")
+
+
+def test_a_service_is_found_among_thousands(store: Store) -> None:
+    """Its rows are the last of 2,200, beyond the limit of a statement."""
+    names = [f"svc-{number:04d}" for number in range(1_100)]
+    now_s = int(time.time()) // 60 * 60 - 60
+    columns = {"service_name": pa.array([*names, "zz 'checkout'"]), "vantage": pa.array(["client"] * 1_101)}
+    columns |= {name: pa.array([10] * 1_101, pa.uint32()) for name in ("streams", "judged", "good")}
+    columns |= {
+        "minute": pa.array([now_s] * 1_101, pa.timestamp("s", "UTC")),
+        "rolled_at": pa.array([1] * 1_101, pa.timestamp("ms", "UTC")),
+    }
+    store.insert("stream_minutes", pa.table(columns))
+    with reading(store) as url:
+        rows = fetch(Reader(url), DASHBOARDS, service="zz 'checkout'").rows
+    assert {row["service"] for row in rows} == {"zz 'checkout'"} and len(rows) == 5

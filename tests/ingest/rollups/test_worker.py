@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
+import pyarrow as pa
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from helpers.builders.batches import received_spans
 from helpers.builders.rollup_rows import (
     DAY_NS,
     MINUTE_NS,
     PATIENCE_S,
     SLOW,
     THEN_NS,
+    Double,
     committing,
     forget,
     minutes,
@@ -35,6 +39,7 @@ from helpers.dashboards.tables import requests_of_one_span
 from legato_gpu_agent.agent.otlp_spans import Engine, Step, steps_request
 from legato_ingest.attribution.worker import AttributionWorker
 from legato_ingest.metrics import Metrics
+from legato_ingest.otlp.batch import Limits
 from legato_ingest.rollups.compute import MINUTE_S
 from legato_ingest.settings import load
 from legato_ingest.storage import Store
@@ -199,3 +204,31 @@ def test_only_the_minutes_asked_for_are_computed_again(store: Store) -> None:
     assert {at for at in after if at >= asked[1]} <= changed <= {at for at in after if at + MINUTE_S > asked[0]}
     assert len(changed) > 3 and done == len(changed) + 2
     assert differences(store) == []
+
+
+def test_new_minutes_do_not_wait_for_old_ones(store: Store) -> None:
+    """A stream that arrives while all minutes are computed again is rolled up in between, before the last of them."""
+    body, rng = request(), random.Random(6)
+    for number in range(200):
+        native_span(body, start_ns=THEN_NS - 30 * number * MINUTE_NS, rng=rng)
+    store.insert("stream_revs", received_spans(body, tenant="", now_ns=time.time_ns(), limits=Limits()).revs)
+    double, main, live = Double(store.clone()), threading.current_thread(), list[int]()
+
+    def arrive(table: str, rows: pa.Table | None) -> None:
+        if table == "stream_minutes" and threading.current_thread() is main:
+            if not live:
+                late = received_spans(
+                    one("live", 1, start_ns=time.time_ns() - MINUTE_NS), tenant="", now_ns=time.time_ns(), limits=Limits()
+                )
+                store.insert("stream_revs", late.revs)
+            live.append(int(store.select("SELECT sum(streams) FROM stream_minutes WHERE model = 'live'")[0][0]))
+
+    worker = rollup_worker(double)
+    worker.step()
+    worker.start()
+    try:
+        double.before = arrive
+        worker.again(0)
+    finally:
+        worker.close()
+    assert live[0] == 0 and live[-1] == 1
