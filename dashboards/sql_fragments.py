@@ -49,7 +49,7 @@ IN_RANGE = "minute >= $__fromTime AND minute < $__toTime"
 """The condition that a row's minute begins in the range. $__timeFilter would take the minute that begins at the end of the range, too."""
 # The whole minutes of the range: a rate leaves out the minute that still runs.
 _FIRST_WHOLE, _LAST_WHOLE = "toStartOfMinute($__fromTime + INTERVAL 59 SECOND)", "toStartOfMinute($__toTime)"
-SECONDS_OF_POINT = f"(least(time + $__interval_s, {_LAST_WHOLE}) - greatest(time, {_FIRST_WHOLE}))"
+SECONDS_OF_POINT = f"(least(time + INTERVAL $__interval_s second, {_LAST_WHOLE}) - greatest(time, {_FIRST_WHOLE}))"
 """The length in s of the whole minutes that are in the point ``time`` of a curve: less than an interval at both ends of a range."""
 _FINE, _COARSE = 16, 4
 # Grafana writes the values of a variable as `var-NAME=value&var-NAME=value`, percent-encoded. `shown` has the empty name, too, if `(none)`
