@@ -20,7 +20,8 @@ VENDOR, OWN = "Bearer of-the-vendor", "Bearer of-legato"
 
 @pytest.fixture(autouse=True)
 def closed_sessions(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Close the sessions of a test: exporters keep them until the process ends."""
+    """Close the sessions of a test: exporters keep them until the process ends. No thread goes on to report what is in flight."""
+    monkeypatch.setattr(InFlight, "start", lambda _: None)
     made, make = list[ExportSession](), ExportSession.__init__
 
     def remember(self: ExportSession, *arguments: Any) -> None:
