@@ -25,8 +25,6 @@ SERVER = "replaceRegexpOne(engine_id, '/[0-9]+$', '')"
 """The id of the server of an engine, as an expression."""
 # More ids are sent as one string of their hexadecimal digits.
 _LITERALS_MAX = 256
-
-
 # Follows the engine id in the key of one process, before the start of the process.
 _PROCESS = "\0"
 

@@ -8,7 +8,7 @@ streams.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from legato_ingest.attribution.load.by_engine import Window, Windows, batches_of, rows_by_engine, span_of
 from legato_ingest.attribution.load.clock_offsets import ClockOffsets, RecordedEnds, clock_offsets
 from legato_ingest.attribution.load.due import CLOCKS_APART_NS
-from legato_ingest.attribution.load.engine_ids import IS_RANK, SERVER, is_behind, is_one_of, process_key
+from legato_ingest.attribution.load.engine_ids import IS_RANK, SERVER, is_behind, process_key
 from legato_ingest.attribution.load.engine_steps import read_steps
 from legato_ingest.attribution.load.gpu_clock_samples import gpu_clocks
 from legato_ingest.attribution.load.scraped_metrics import boots_of
@@ -140,10 +140,14 @@ def _servers_with_ranks(store: Store, streams: Sequence[Stream]) -> set[EngineKe
     if not servers:
         return set()
     low, high = min(stream.first_ns for stream in streams), max(stream.last_ns for stream in streams)
-    inside = between_ns("recorded_at", low - CLOCKS_APART_NS, high + CLOCKS_APART_NS)
-    found = store.select(f"SELECT DISTINCT tenant, engine_id FROM engine_steps WHERE {is_one_of(servers, with_ranks=True)} AND {inside}")
-    ranks = {(str(unquoted(tenant)), str(unquoted(engine))) for tenant, engine in found}
-    return {(tenant, server_of(engine)) for tenant, engine in ranks if server_of(engine) != engine} & servers
+    ranks = _ranks_behind(store, servers, (low - CLOCKS_APART_NS, high + CLOCKS_APART_NS), 1)
+    return {(tenant, server_of(engine)) for tenant, engine in ranks} & servers
+
+
+def _ranks_behind(store: Store, engines: Collection[EngineKey], window: Window, most: int) -> list[EngineKey]:
+    """Return the ranks other than the first, ``most`` for each server of these engines, that have steps within a window."""
+    sql = _RANKS.format(inside=between_ns("recorded_at", *window), which=is_behind(engines), most=most)
+    return [(str(unquoted(tenant)), str(unquoted(engine))) for tenant, engine in store.select(sql)]
 
 
 def _served(named: Sequence[Stream], finished: Sequence[_Finished]) -> dict[EngineKey, _Served]:
@@ -285,9 +289,7 @@ def _other_ranks(store: Store, windows: Windows) -> dict[EngineKey, list[EngineK
     """Return, for each engine that is a rank, the other ranks behind its server with steps within its window."""
     ranks: dict[EngineKey, list[EngineKey]] = {}
     for batch in batches_of(windows):
-        inside = between_ns("recorded_at", *span_of(batch))
-        for row in store.select(_RANKS.format(inside=inside, which=is_behind(batch), most=_RANKS_MAX + 2)):
-            tenant, engine = str(unquoted(row[0])), str(unquoted(row[1]))
+        for tenant, engine in _ranks_behind(store, batch, span_of(batch), _RANKS_MAX + 2):
             own = ranks.setdefault((tenant, server_of(engine)), [(tenant, server_of(engine))])
             if (tenant, engine) not in own:
                 own.append((tenant, engine))
