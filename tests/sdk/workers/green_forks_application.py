@@ -9,9 +9,11 @@ from __future__ import annotations
 import sys
 
 if sys.argv[1] == "gevent":
-    from gevent import monkey, spawn
+    from gevent import get_hub, monkey, spawn
 
     monkey.patch_all()
+    # gevent does it after the first fork, too late for a child that has ended by then: os.waitpid would wait for ever (gevent 26.9.0).
+    get_hub().loop.install_sigchld()
 else:
     import eventlet
 
