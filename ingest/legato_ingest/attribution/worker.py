@@ -14,7 +14,8 @@ from collections.abc import Callable
 
 from legato_ingest.attribution.halves import Short, by_halves
 from legato_ingest.attribution.judging import Judging, judged_rows
-from legato_ingest.attribution.load.due import Due, due_by_evidence, due_by_receipt, joined
+from legato_ingest.attribution.load.due import Due, due_by_receipt, joined
+from legato_ingest.attribution.load.due_again import due_by_evidence
 from legato_ingest.attribution.load.learned_offsets import LearnedOffsets
 from legato_ingest.attribution.load.open_stalls import open_stalls, small_and_large
 from legato_ingest.attribution.load.streams import Size, sizes_of, slices_of

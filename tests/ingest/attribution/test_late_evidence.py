@@ -27,7 +27,7 @@ from helpers.builders.world_spans import put, steps, stream
 from legato._timeline import pack
 from legato_ingest.attribution import turns
 from legato_ingest.attribution import worker as worker_module
-from legato_ingest.attribution.load import due
+from legato_ingest.attribution.load import due_again
 from legato_ingest.attribution.load.streams import Most
 from legato_ingest.attribution.worker import AttributionWorker
 from legato_ingest.jobs.shard_lease import shards_of
@@ -134,7 +134,7 @@ def arrived(shared_store: Store, request: pytest.FixtureRequest) -> Iterator[tup
     """The store after everything arrived, and the verdicts of each tenant just before its late part."""
     count, engines_max, streams_max = request.param
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(due, "_ENGINES_MAX", engines_max)
+        patch.setattr(due_again, "_ENGINES_MAX", engines_max)
         patch.setattr(turns, "TURN", Most(streams=streams_max, bytes=2**26))
         patch.setattr(worker_module, "_TURNS_S", 600.0)
         yield judged_by(shared_store, count)

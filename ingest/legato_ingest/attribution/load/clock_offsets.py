@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from legato_ingest.attribution.load.by_engine import ENGINE_NS_SPARSE, Window, Windows, batches_of, span_of
-from legato_ingest.attribution.load.due import STREAM_NS_MAX
 from legato_ingest.attribution.load.engine_ids import is_one_of, stored_key
+from legato_ingest.attribution.load.learned_offsets import STREAM_NS_MAX
 from legato_ingest.attribution.load.streams import clock_of
 from legato_ingest.attribution.model.clock_offset import clock_offset
 from legato_ingest.attribution.model.scraped import AROUND_NS, EngineKey

@@ -15,10 +15,10 @@ import numpy as np
 
 from legato_ingest.attribution.load.by_engine import Window, Windows, batches_of, rows_by_engine, span_of
 from legato_ingest.attribution.load.clock_offsets import ClockOffsets, RecordedEnds, clock_offsets
-from legato_ingest.attribution.load.due import CLOCKS_APART_NS
 from legato_ingest.attribution.load.engine_ids import IS_RANK, SERVER, is_behind, process_key
 from legato_ingest.attribution.load.engine_steps import read_steps
 from legato_ingest.attribution.load.gpu_clock_samples import gpu_clocks
+from legato_ingest.attribution.load.learned_offsets import CLOCKS_APART_NS
 from legato_ingest.attribution.load.scraped_metrics import boots_of
 from legato_ingest.attribution.model.engine import EngineRecords
 from legato_ingest.attribution.model.ranks import Rank

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from legato_ingest.attribution.load.due import CLOCKS_APART_NS, Due
+from legato_ingest.attribution.load.due import Due
+from legato_ingest.attribution.load.learned_offsets import CLOCKS_APART_NS
 from legato_ingest.definitions import SUPERSEDED_OUTCOME
 from legato_ingest.storage import Store
 from legato_ingest.storage.sql import quoted_all, unquoted

@@ -16,7 +16,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from legato_ingest.attribution.load.due import CLOCKS_APART_NS, Due
+from legato_ingest.attribution.load.due import Due
+from legato_ingest.attribution.load.learned_offsets import CLOCKS_APART_NS
 from legato_ingest.attribution.load.servers import Client, Found, client_of, found_servers, key_of
 from legato_ingest.attribution.load.superseded import KNOWS_CHUNKS, OF_OTHER_CALLS
 from legato_ingest.attribution.model.gaps import GAPS_MAX

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from legato_ingest.attribution.load.due import CLOCKS_APART_NS, Due
+from legato_ingest.attribution.load.due import Due
+from legato_ingest.attribution.load.learned_offsets import CLOCKS_APART_NS
 from legato_ingest.causes import HEALTHY
 from legato_ingest.definitions import SUPERSEDED_OUTCOME
 from legato_ingest.storage import Store
