@@ -68,9 +68,7 @@ def _without_gaps(result: BlameResult) -> list[RenderableType]:
 
 
 def _at_clients(result: BlameResult) -> str:
-    return (
-        f"{count(result.elsewhere)} stalls of this service's streams are judged at their clients: give the client's service with --service"
-    )
+    return f"Judged at the clients: {some(result.elsewhere, 'stall')} of this service's streams. Give the client's service with --service."
 
 
 def _nothing(result: BlameResult) -> str:

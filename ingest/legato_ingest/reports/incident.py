@@ -14,7 +14,7 @@ from typing import Any
 
 from legato_ingest.causes import BY_NAME
 from legato_ingest.reports import blame
-from legato_ingest.reports.format import DASH, clean, count, duration, limit, share
+from legato_ingest.reports.format import DASH, clean, count, duration, limit, share, some
 from legato_ingest.reports.rows import Row, Run
 from legato_ingest.reports.time_range import TimeRange, utc
 
@@ -188,7 +188,7 @@ def _causes(found: blame.BlameResult) -> Iterator[str]:
     yield "## Causes"
     yield ""
     if found.elsewhere:
-        yield f"{count(found.elsewhere)} stalls of its streams are judged at their clients: their service's page has the causes."
+        yield f"Judged at the clients, on the page of their service: {some(found.elsewhere, 'stall')} of its streams."
         yield ""
     if not whole:
         return
@@ -259,7 +259,7 @@ def _changes(incident: Incident) -> Iterator[str]:
     for row in incident.bad:
         now, before = int(row["streams"]), int(row["before"])
         if before and not 0.5 <= now / before <= 2:
-            lines.append(f"{_name(row['service'])} · {row['vantage']}: {count(now)} streams, {count(before)} before")
+            lines.append(f"{_name(row['service'])} · {row['vantage']}: {some(now, 'stream')}, {count(before)} before")
     lines += [
         f"{row['changed']}: chunking of {_name(row['provider'] or row['service'])} {_name(row['model'])}, chunks with several tokens "
         f"{100 * float(row['share_before']):.0f} % to {100 * float(row['share_after']):.0f} %"

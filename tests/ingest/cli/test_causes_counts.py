@@ -40,8 +40,8 @@ def test_verdicts_of_a_server_are_not_counted_once_its_client_is_judged(store: S
         incident = read_text(url, "incident", "--from", begin, "--service", "shop-server")
     assert (found["stalls_250ms_judged"], found["stalls_250ms"], found["stalls_250ms_judged_at_clients"]) == (3, 4, 0)
     assert (of_server["stalls_250ms"], of_server["stalls_250ms_judged_at_clients"], of_server["causes"]) == (0, 2, [])
-    assert "2 stalls of this service's streams are judged at their clients" in " ".join(said.split())
-    assert "2 stalls of its streams are judged at their clients" in " ".join(incident.split())
+    assert "Judged at the clients: 2 stalls of this service's streams." in " ".join(said.split())
+    assert "Judged at the clients, on the page of their service: 2 stalls of its streams." in " ".join(incident.split())
     assert "1 of 4 stalls of 250 ms or more have no verdict" in " ".join(page.split())
 
 
