@@ -7,6 +7,7 @@ pods with engines that listen at the same address. The module judges nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from legato_ingest.storage.sql import unquoted
 
 __all__ = ["ReadSteps", "read_steps"]
 
+Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 _COLUMNS = (
@@ -31,9 +33,11 @@ _STEPS = f"""
 SELECT tenant, engine_id, toUnixTimestamp64Nano(recorded_at) AS at_ns, engine_epoch, step, {", ".join(_COLUMNS)}
 FROM engine_steps FINAL
 WHERE {{which}} AND {{inside}}"""
-# Two processes record one step at most this long after each other. They record the same steps if they do so in this share of them; of two
-# engines with steps of 5 ms that is a fifth by chance.
-_SAME_STEP_NS, _SAME_SHARE = 500_000, 0.6
+# Two processes record one step at most this share of its duration after each other, and as long to within this much by the engine's clock.
+# They record the same steps if that is so for this share of at least so many; of two engines with equal steps it is half by chance.
+_NEAR_SHARE, _SAME_US, _SAME_SHARE, _STEPS_MIN = 0.25, 200, 0.7, 20
+# With more processes in a stretch of time than this, each counts as apart.
+_PROCESSES_MAX = 64
 
 
 class ReadSteps(NamedTuple):
@@ -66,12 +70,14 @@ def _by_process(engine: EngineKey, rows: Rows, requests: Rows | None) -> list[Re
     ended_in = np.zeros(0, np.int64)
     if requests is not None:
         ended_in = steps_of_requests(requests["step"].astype(np.int64), requests["at_ns"].astype(np.int64), number, recorded)
-    epochs, first, at = np.unique(rows["engine_epoch"].astype(np.int64), return_index=True, return_inverse=True)
-    if not _run_beside(recorded, first) or _are_same(recorded, at):
+    epochs, first, process = np.unique(rows["engine_epoch"].astype(np.int64), return_index=True, return_inverse=True)
+    group = _groups(recorded, rows["interval_us"], process) if _run_beside(recorded, first) else np.zeros(len(epochs), np.int64)
+    if not group.any():
         return [_steps(engine, 0, rows, requests, ended_in)]
     return [
-        _steps(engine, epoch, {name: column[low:high] for name, column in rows.items()}, *_within(requests, ended_in, low, high))
-        for epoch, low, high in zip(epochs.tolist(), first.tolist(), [*first[1:].tolist(), len(number)], strict=True)
+        _steps(engine, int(epochs[each]), {name: column[own] for name, column in rows.items()}, *_within(requests, ended_in, own))
+        for each in np.unique(group).tolist()
+        for own in [np.flatnonzero(group[process] == each)]
     ]
 
 
@@ -82,19 +88,44 @@ def _run_beside(recorded: Ints, first: Ints) -> bool:
     return bool((begins[order][1:] <= np.maximum.accumulate(ends[order])[:-1]).any())
 
 
-def _are_same(recorded: Ints, process: Ints) -> bool:
-    """Return whether processes recorded the same steps, as several API servers of one engine do."""
-    order = np.argsort(recorded, kind="stable")
-    is_near = (np.diff(process[order]) != 0) & (np.diff(recorded[order]) <= _SAME_STEP_NS)
-    return bool(np.count_nonzero(is_near) >= _SAME_SHARE * np.bincount(process).min())
+def _groups(recorded: Ints, interval_us: Floats, process: Ints) -> Ints:
+    """Return for each process the first one of those that recorded the steps of the same engine. ``process``: that of each step."""
+    group = np.arange(process.max() + 1)
+    if len(group) > _PROCESSES_MAX:
+        return group
+    by_time = np.argsort(recorded, kind="stable")
+    own = [by_time[process[by_time] == each] for each in group.tolist()]
+    for one, other in combinations(range(len(group)), 2):
+        if group[one] != group[other] and _are_same(*((recorded[own[each]], interval_us[own[each]]) for each in (one, other))):
+            group[group == group[other]] = group[one]
+    return group
 
 
-def _within(requests: Rows | None, ended_in: Ints, low: int, high: int) -> tuple[Rows | None, Ints]:
-    """Return the requests that ended in a range of the steps, and the indices of their steps in that range."""
+def _are_same(one: tuple[Ints, Floats], other: tuple[Ints, Floats]) -> bool:
+    """Return whether two processes recorded the same steps, as several API servers of one engine do: at the same times, and as long.
+
+    Each is given by the times of its records, in order, and the durations of its steps by the engine's clock.
+    """
+    first, last = max(one[0][0], other[0][0]), min(one[0][-1], other[0][-1])
+    cuts = [(times[is_in], took_us[is_in]) for times, took_us in (one, other) for is_in in [(times >= first) & (times <= last)]]
+    (few, few_us), (more, more_us) = sorted(cuts, key=lambda cut: len(cut[0]))
+    if len(few) < _STEPS_MIN:
+        return False
+    after = np.clip(np.searchsorted(more, few), 1, len(more) - 1)
+    at = after - (few - more[after - 1] < more[after] - few)
+    apart_us, longer_us = np.abs(few - more[at]) / 1000, np.abs(few_us - more_us[at])
+    is_known = ~np.isnan(longer_us)
+    is_same = (apart_us <= _NEAR_SHARE * few_us) & (longer_us <= _SAME_US)
+    return bool(is_known.sum() >= _STEPS_MIN and is_same[is_known].mean() >= _SAME_SHARE)
+
+
+def _within(requests: Rows | None, ended_in: Ints, own: Ints) -> tuple[Rows | None, Ints]:
+    """Return the requests that ended in some of the steps, and the indices of their steps among these."""
     if requests is None:
         return None, ended_in
-    own = (ended_in >= low) & (ended_in < high)
-    return {name: column[own] for name, column in requests.items()}, ended_in[own] - low
+    place = np.searchsorted(own, ended_in)
+    is_own = own[np.minimum(place, len(own) - 1)] == ended_in
+    return {name: column[is_own] for name, column in requests.items()}, place[is_own]
 
 
 def _steps(engine: EngineKey, epoch_ns: int, rows: Rows, requests: Rows | None, ended_in: Ints) -> ReadSteps:

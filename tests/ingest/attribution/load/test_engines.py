@@ -178,12 +178,26 @@ def test_nodes_with_one_engine_id_are_apart(store: Store) -> None:
     }
 
 
-def test_two_api_servers_record_the_steps_of_one_engine(store: Store) -> None:
+@pytest.mark.parametrize("steps_of_last", [400, 60])
+def test_any_number_of_nodes_with_one_engine_id_are_apart(store: Store, steps_of_last: int) -> None:
+    """Steps of 10 ms of so many nodes are near each other by chance, and a node that is nearly idle has few."""
+    nodes = [World(seed=number, speed=2, prefill={200: 6_000}, offset_ns=number * 137 * MS) for number in range(5)]
+    nodes.append(World(seed=9, speed=2, steps=steps_of_last, offset_ns=1_000 * MS))
+    for number, world in enumerate(nodes):
+        put(store, steps(world, epoch_ns=5 + number, ended=[FinishedRequest(world.steps - 1, response_id(number))]), RECEIVED_NS)
+        _put_streams(store, world, number)
+    worker(store).step()
+    assert _causes(store) == {trace_id(number).hex(): ("scheduling", "likely", 200) for number in range(5)}
+
+
+@pytest.mark.parametrize("late_max_us", [150, 4_000])
+def test_two_api_servers_record_the_steps_of_one_engine(store: Store, late_max_us: int) -> None:
     """The second one starts in the same minute and reports no state of the scheduler. Its steps are no other engine's."""
     world = World(prefill={200: 3_000})
     put(store, steps(world), RECEIVED_NS)
-    records = world.records()
-    seen = [Step(i, int(records.recorded_ns[i]) + 150_000, int(world.took[i]) // 1000) for i in range(1, world.steps)]
+    late_ns = 1000 * np.random.default_rng(5).integers(100, late_max_us, world.steps)
+    recorded_ns = np.maximum.accumulate(world.ends + late_ns).tolist()
+    seen = [Step(i, recorded_ns[i], int(world.took[i]) // 1000) for i in range(1, world.steps)]
     put(store, steps_request(Engine("e", 6), seen, [FinishedRequest(world.steps - 1, response_id(1))]), RECEIVED_NS)
     for number in (0, 1):
         _put_streams(store, world, number)
