@@ -30,8 +30,8 @@ FIGURES = (
     Figure("per-stream p99 gap, median", "quantile", buckets="gap_p99_buckets", level=0.5),
     Figure("per-stream p99 gap, p99", "quantile", buckets="gap_p99_buckets", level=0.99),
     Figure("longest gap, p99", "quantile", buckets="gap_max_buckets", level=0.99),
-    Figure("stalls per 1,000 streams", "rate", above="stalls_250ms", below="timed_streams"),
-    Figure("streams with a stall", "share", above="stalled_streams", below="timed_streams"),
+    Figure("stalls per 1,000 streams", "rate", above="stalls_250ms", below="judged"),
+    Figure("streams with a stall", "share", above="stalled_streams", below="judged"),
     Figure("time over 250 ms in gaps, of all gaps", "time", above="excess_250ms_us", below="gap_sum_us", n="timed_streams"),
     Figure("disconnect rate", "share", above="outcomes['client_cancel'] + outcomes['abandoned']", below=_ENDED),
     Figure("error rate", "share", above=_FAILED, below=_ENDED),
@@ -118,7 +118,7 @@ FROM
 CROSS JOIN
 (
     SELECT
-        sumIf(timed_streams, side = 'A') AS n_a, sumIf(timed_streams, side = 'B') AS n_b,
+        sumIf(judged, side = 'A') AS n_a, sumIf(judged, side = 'B') AS n_b,
         sumIf(stalls_250ms, side = 'A') AS a_stalls, sumIf(stalls_250ms, side = 'B') AS b_stalls
     {sides("stream", "streams")}
 ) AS counted

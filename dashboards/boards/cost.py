@@ -16,24 +16,26 @@ _BEFORE = rolled("stream", "streams", before=True)
 _PRICE_RECEIVED, _PRICE_KEPT, _MONTHS = (chosen_number(name) for name in ("price_received", "price_kept", "months_kept"))
 _EVENT_BYTES, _SPAN_BYTES = chosen_number("event_bytes"), chosen_number("span_bytes")
 
+# Bytes per chunk are those of emitters that send the times of chunks: another library's spans without chunks have bytes only.
+_OF_CHUNKS = f"""
+FROM (SELECT sum(otlp_bytes) AS bytes, sum(chunks) AS n_chunks {_FROM} GROUP BY service_name, emitter)
+WHERE n_chunks > 0"""
 RECEIVED = f"""
-SELECT sum(otlp_bytes) / nullIf(sum(chunks), 0) AS "bytes per chunk", sum(chunks) AS "n chunks"
-{_FROM}"""
+SELECT sum(bytes) / nullIf(sum(n_chunks), 0) AS "bytes per chunk", sum(n_chunks) AS "n chunks"
+{_OF_CHUNKS}"""
 AT_REST = f"""
 SELECT {AT_REST_SQL} AS "bytes per chunk", {STORED_CHUNKS} AS "n chunks"
 WHERE "n chunks" > 0"""
 MONEY = f"""
 SELECT
-    (sum(otlp_bytes) / 1e9 * {_PRICE_RECEIVED} + sum(chunks) * any(at_rest) / 1e9 * {_PRICE_KEPT} * {_MONTHS}) / nullIf(sum(chunks),
-    0) * 1e6
-        AS "per million chunks",
-    sum(chunks) AS "n chunks"
-FROM (SELECT otlp_bytes, chunks, {AT_REST_SQL} AS at_rest {_FROM})"""
+    1e6 / nullIf(sum(n_chunks), 0)
+        * (sum(bytes) / 1e9 * {_PRICE_RECEIVED} + sum(n_chunks) * {AT_REST_SQL} / 1e9 * {_PRICE_KEPT} * {_MONTHS}) AS "per million chunks",
+    sum(n_chunks) AS "n chunks"
+{_OF_CHUNKS}"""
 RATIO = f"""
-SELECT {_EVENT_BYTES} / nullIf(sum(otlp_bytes) / nullIf(sum(chunks), 0), 0) AS "times, as span events",
-    {_SPAN_BYTES} / nullIf(sum(otlp_bytes) / nullIf(sum(chunks), 0), 0)
-    AS "times, as one span per chunk", sum(chunks) AS "n chunks"
-{_FROM}"""
+SELECT {_EVENT_BYTES} * sum(n_chunks) / nullIf(sum(bytes), 0) AS "times, as span events",
+    {_SPAN_BYTES} * sum(n_chunks) / nullIf(sum(bytes), 0) AS "times, as one span per chunk", sum(n_chunks) AS "n chunks"
+{_OF_CHUNKS}"""
 BY_EMITTER = f"""
 SELECT
     service, sender AS emitter, n_streams AS streams, n_chunks AS chunks, bytes / n_streams AS "received per stream",

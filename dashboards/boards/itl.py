@@ -8,6 +8,14 @@ from dashboards.sql_fragments import DIMENSIONS, bar_bound, gap_quantile, quanti
 __all__ = ["board"]
 
 _FROM, _SERIES = rolled("stream", "timed_streams"), rolled("stream", "timed_streams", series=True)
+# A stream of one chunk has no gap, and so no stall: it counts as one of the streams of a rate.
+_JUDGED, _JUDGED_SERIES = rolled("stream", "judged"), rolled("stream", "judged", series=True)
+
+
+def _up_to_longest(us: str) -> str:
+    """Return a quantile in s that is at most ``longest_us``, the longest of the same gaps: the middle of a bucket can be above it."""
+    return f"least({us}, if(n_gaps = 0, NULL, toFloat64(longest_us))) / 1e6"
+
 
 # Two buckets per doubling, from 1 ms to 32 s. Every interval has all of them, because the first interval defines the order of the axis.
 HEATMAP = f"""
@@ -47,14 +55,15 @@ FROM
 ORDER BY bar"""
 VANTAGES = f"""
 SELECT
-    model, vantage, n_gaps AS gaps, n_streams AS streams, {gap_quantile(0.5, "buckets")} / 1e6 AS p50,
-    {gap_quantile(0.9, "buckets")} / 1e6 AS p90,
-    {gap_quantile(0.99, "buckets")} / 1e6 AS p99, {gap_quantile(0.999, "buckets")} / 1e6 AS "p99.9", longest
+    model, vantage, n_gaps AS gaps, n_streams AS streams, {_up_to_longest(gap_quantile(0.5, "buckets"))} AS p50,
+    {_up_to_longest(gap_quantile(0.9, "buckets"))} AS p90,
+    {_up_to_longest(gap_quantile(0.99, "buckets"))} AS p99, {_up_to_longest(gap_quantile(0.999, "buckets"))} AS "p99.9",
+    longest_us / 1e6 AS longest
 FROM
 (
     SELECT
         model, vantage, sum(gaps) AS n_gaps, sum(timed_streams) AS n_streams, sumMap(gap_buckets) AS buckets,
-        max(gap_max_us) / 1e6 AS longest
+        max(gap_max_us) AS longest_us
     {_FROM}
     GROUP BY model, vantage
 )
@@ -81,23 +90,24 @@ FROM
 ORDER BY time, vantage"""
 STALL_RATE = f"""
 SELECT
-    $__timeInterval(minute) AS time, vantage, 1000 * sum(stalls_250ms) / sum(timed_streams) AS "250 ms or more",
-    1000 * sum(stalls_400ms) / sum(timed_streams) AS "400 ms or more"
-{_SERIES}
+    $__timeInterval(minute) AS time, vantage, 1000 * sum(stalls_250ms) / sum(judged) AS "250 ms or more",
+    1000 * sum(stalls_400ms) / sum(judged) AS "400 ms or more"
+{_JUDGED_SERIES}
 GROUP BY time, vantage
 ORDER BY time, vantage"""
 MODELS = f"""
 SELECT
-    model, release, vantage, n_streams AS streams, n_gaps AS gaps, {gap_quantile(0.5, "buckets")} / 1e6 AS "ITL p50",
-    {gap_quantile(0.99, "buckets")} / 1e6 AS "ITL p99",
-    {weighted_quantile(0.5, "buckets")} / 1e6 AS "time-weighted p50", {quantile(0.5, "p99_buckets")} / 1e6 AS "median p99",
-    {quantile(0.99, "p99_buckets")} / 1e6 AS "p99 of p99", stalls AS "stalls per 1,000 streams"
+    model, release, vantage, n_streams AS streams, n_gaps AS gaps, {_up_to_longest(gap_quantile(0.5, "buckets"))} AS "ITL p50",
+    {_up_to_longest(gap_quantile(0.99, "buckets"))} AS "ITL p99",
+    {_up_to_longest(weighted_quantile(0.5, "buckets"))} AS "time-weighted p50",
+    {_up_to_longest(quantile(0.5, "p99_buckets"))} AS "median p99", {_up_to_longest(quantile(0.99, "p99_buckets"))} AS "p99 of p99",
+    stalls AS "stalls per 1,000 streams"
 FROM
 (
     SELECT
-        model, service_version AS release, vantage, sum(timed_streams) AS n_streams, sum(gaps) AS n_gaps, sumMap(gap_buckets) AS buckets,
-        sumMap(gap_p99_buckets) AS p99_buckets, 1000 * sum(stalls_250ms) / sum(timed_streams) AS stalls
-    {_FROM}
+        model, service_version AS release, vantage, sum(judged) AS n_streams, sum(gaps) AS n_gaps, sumMap(gap_buckets) AS buckets,
+        max(gap_max_us) AS longest_us, sumMap(gap_p99_buckets) AS p99_buckets, 1000 * sum(stalls_250ms) / sum(judged) AS stalls
+    {_JUDGED}
     GROUP BY model, release, vantage
 )
 ORDER BY model, release, vantage

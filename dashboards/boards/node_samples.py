@@ -40,16 +40,26 @@ SELECT $__timeInterval(at) AS time, engine_id AS engine, max(value_max) AS "KV m
 FROM {_values("'legato.engine.kv_cache.utilization', 'vllm:kv_cache_usage_perc'")}
 GROUP BY time, engine
 ORDER BY time, engine"""
-_RUNNING = "'legato.engine.requests.running', 'vllm:num_requests_running'"
-_WAITING = "'legato.engine.requests.waiting', 'vllm:num_requests_waiting'"
+_RUNNING = ("legato.engine.requests.running", "vllm:num_requests_running")
+_WAITING = ("legato.engine.requests.waiting", "vllm:num_requests_waiting")
+
+
+def _first_of(metrics: tuple[str, str], value: str) -> str:
+    """Return the sum of a gauge over the series of an engine, as its ranks under a Collector: the agent's, if it exists."""
+    own, foreign = (f"sumOrNullIf({value}, metric = '{name}')" for name in metrics)
+    return f"ifNull({own}, {foreign})"
+
+
 SCRAPED_QUEUE = f"""
-SELECT
-    $__timeInterval(at) AS time, engine_id AS engine,
-    sumIf(value_sum, metric IN ({_RUNNING})) / sumIf(samples, metric IN ({_RUNNING})) AS "running, mean",
-    maxOrNullIf(value_max, metric IN ({_WAITING})) AS "waiting, max"
-FROM {_values(f"{_RUNNING}, {_WAITING}")}
+SELECT time, engine, {_first_of(_RUNNING, "average")} AS "running, mean", {_first_of(_WAITING, "most")} AS "waiting, max"
+FROM
+(
+    SELECT $__timeInterval(at) AS time, engine_id AS engine, metric, series, {MEAN} AS average, max(value_max) AS most
+    FROM {_values(", ".join(f"'{name}'" for name in (*_RUNNING, *_WAITING)))}
+    GROUP BY time, engine, metric, series
+)
 GROUP BY time, engine
-HAVING countIf(metric IN ({_RUNNING})) > 0
+HAVING "running, mean" IS NOT NULL
 ORDER BY time, engine"""
 _TOKENS = ("legato.engine.tokens.generated", "vllm:generation_tokens_total")
 _PREEMPTED = ("legato.engine.preemptions", "vllm:num_preemptions_total")
@@ -151,7 +161,7 @@ def scraped() -> list[Any]:
         ),
         lines(
             "Running and waiting, scraped",
-            "Requests in the batch and in the queue at each scrape of the engine's metrics endpoint.",
+            "Requests in the batch and in the queue at each scrape of the engine's metrics endpoint, of all its ranks.",
             SCRAPED_QUEUE,
             "short",
             empty=_NO_SCRAPES,

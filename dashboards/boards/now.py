@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from dashboards.panels import Kit, lines, number, rows
-from dashboards.sample_sql import MEAN, values
+from dashboards.sample_sql import values
 from dashboards.scales import word
-from dashboards.sql_fragments import filters
+from dashboards.sql_fragments import SECONDS_OF_POINT, filters, in_whole_minutes
 
 __all__ = ["board"]
 
@@ -28,16 +28,17 @@ LONGEST = f"""
 SELECT maxOrNull(silence_us) / 1e6 AS "longest open gap", {word("gap", '"longest open gap"')} AS state, {_STREAMS} AS n
 FROM stalled_streams
 WHERE {_WHICH}"""
+# A process sends its number so often while it has any streams, and nothing while it has none.
+_EVERY_S = 5
 OVER_TIME = f"""
-SELECT time, concat(service_name, ' · ', vantage) AS service, sum(running) AS "in flight"
+SELECT time, concat(service_name, ' · ', vantage) AS service, {_EVERY_S} * sum(value_sum) / {SECONDS_OF_POINT} AS "in flight"
 FROM
 (
     SELECT
-        $__timeInterval(at) AS time, tenant, series, attributes['service.name'] AS service_name,
-        attributes['legato.stream.vantage'] AS vantage, attributes['gen_ai.request.model'] AS model,
-        {MEAN} AS running
+        $__timeInterval(at) AS time, tenant, attributes['service.name'] AS service_name,
+        attributes['legato.stream.vantage'] AS vantage, attributes['gen_ai.request.model'] AS model, value_sum
     FROM {values("'legato.stream.in_flight'")}
-    GROUP BY time, tenant, series, service_name, vantage, model
+    WHERE {in_whole_minutes("at")}
 )
 WHERE {_WHICH}
 GROUP BY time, service

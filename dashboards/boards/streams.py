@@ -109,7 +109,7 @@ FROM
         max(gap_max_us) AS worst_us, sumMap(gap_p99_buckets) AS p99_buckets, sumMap(gap_max_buckets) AS max_buckets,
         sumMap(jitter_permille_buckets) AS jitter_buckets, sumMap(ttft_buckets) AS ttft,
         sum(outcomes['client_cancel'] + outcomes['abandoned']) / nullIf(sum(streams - outcomes['running']), 0) AS disconnected,
-        sum(stalled_streams) / nullIf(sum(timed_streams), 0) AS stalled
+        sum(stalled_streams) / nullIf(sum(judged), 0) AS stalled
     {_FROM}
     GROUP BY service, release, model, provider, route, vantage, transport
 )

@@ -91,8 +91,8 @@ FIGURES: dict[str, tuple[str, Callable[[list[Rowed], View], Limits]]] = {
     "per-stream p99 gap, median": ("low", _level("gap_p99_us", "is_timed", 0.5)),
     "per-stream p99 gap, p99": ("low", _level("gap_p99_us", "is_timed", 0.99)),
     "longest gap, p99": ("low", _level("gap_max_us", "is_timed", 0.99)),
-    "stalls per 1,000 streams": ("low", _share(lambda row: row["stalls_250ms"], "is_timed", "rate")),
-    "streams with a stall": ("low", _share(lambda row: row["stalls_250ms"] > 0, "is_timed")),
+    "stalls per 1,000 streams": ("low", _share(lambda row: row["stalls_250ms"], "is_judged", "rate")),
+    "streams with a stall": ("low", _share(lambda row: row["stalls_250ms"] > 0, "is_judged")),
     "time over 250 ms in gaps, of all gaps": ("low", _in_gaps),
     "disconnect rate": ("low", _share(lambda row: row["outcome"] in ("client_cancel", "abandoned"), "is_over")),
     "error rate": ("low", _share(lambda row: row["outcome"] in ("timeout", "upstream_error", "engine_abort"), "is_over")),
@@ -208,9 +208,9 @@ def over_time(past: Past, view: View) -> list[Row]:
 
 
 def by_cause(past: Past, view: View) -> list[Row]:
-    """The time of all parts of all stalls per 1,000 streams with gaps, and the stalls by their main cause."""
+    """The time of all parts of all stalls per 1,000 streams, and the stalls by their main cause."""
     streams, stalls = _split(sided(past.streams, view)), _split(sided(past.streams, view, past.stalls))
-    n = {side: _count(rows, "is_timed") for side, rows in streams.items()}
+    n = {side: _count(rows, "is_judged") for side, rows in streams.items()}
     named = {side: Counter(each.row["cause"] for each in rows) for side, rows in stalls.items()}
     time: dict[str, dict[str, int]] = {side: defaultdict(int) for side in "AB"}
     for side, rows in stalls.items():

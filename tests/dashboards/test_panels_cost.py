@@ -30,9 +30,15 @@ def _cost(rows: list[Row], at_rest: float) -> float:
     return _bytes(rows) / 1e9 * RECEIVED + _chunks(rows) * at_rest / 1e9 * KEPT * MONTHS
 
 
+def _of_chunks(past: Past, view: View) -> list[Row]:
+    """The streams of emitters of a service that send the times of chunks."""
+    groups = by(shown(past.streams, view), lambda row: (row["service_name"], row["emitter"])).values()
+    return [row for rows in groups if _chunks(rows) for row in rows]
+
+
 def received(past: Past, view: View, at_rest: float) -> list[Row]:
     """Received bytes per chunk, including all attributes."""
-    rows = shown(past.streams, view)
+    rows = _of_chunks(past, view)
     return [{"bytes per chunk": ratio(_bytes(rows), _chunks(rows)), "n chunks": _chunks(rows)}]
 
 
@@ -43,14 +49,14 @@ def rests(past: Past, view: View, at_rest: float) -> list[Row]:
 
 def money(past: Past, view: View, at_rest: float) -> list[Row]:
     """The cost of a million chunks."""
-    rows = shown(past.streams, view)
+    rows = _of_chunks(past, view)
     cost = ratio(_cost(rows, at_rest), _chunks(rows))
     return [{"per million chunks": None if cost is None else 1e6 * cost, "n chunks": _chunks(rows)}]
 
 
 def other_encodings(past: Past, view: View, at_rest: float) -> list[Row]:
     """The size of other encodings as a multiple of the received bytes."""
-    rows = shown(past.streams, view)
+    rows = _of_chunks(past, view)
     each = ratio(_bytes(rows), _chunks(rows))
     return [
         {"times, as span events": each and EVENT / each, "times, as one span per chunk": each and SPAN / each, "n chunks": _chunks(rows)}

@@ -17,6 +17,11 @@ def _timed(past: Past, view: View) -> list[Row]:
     return [row for row in shown(past.streams, view) if row["is_timed"]]
 
 
+def _judged(past: Past, view: View) -> list[Row]:
+    """The streams with a known number of stalls: also those of one chunk, which have no gap."""
+    return [row for row in shown(past.streams, view) if row["is_judged"]]
+
+
 def _pooled(rows: list[Row]) -> list[int]:
     return [gap for row in rows for gap in row["all_gaps"]]
 
@@ -25,8 +30,9 @@ def _p99s(rows: list[Row]) -> list[int]:
     return [row["gap_p99_us"] for row in rows]
 
 
-def _s(us: float | None) -> float | None:
-    return None if us is None else us / 1e6
+def _s(us: float | None, worst_us: float | None = None) -> float | None:
+    """In seconds. The middle of the last bucket may be beyond the worst value, which is then shown."""
+    return None if us is None else (us if worst_us is None else min(us, worst_us)) / 1e6
 
 
 def heatmap(past: Past, view: View) -> list[Row]:
@@ -77,18 +83,18 @@ def vantages(past: Past, view: View) -> list[Row]:
             "vantage": key[1],
             "gaps": len(gaps),
             "streams": len(rows),
-            **{name: _s(gap_quantile(gaps, level)) for name, level in levels.items()},
+            **{name: _s(gap_quantile(gaps, level), max(gaps)) for name, level in levels.items()},
             "longest": max(gaps) / 1e6,
         }
 
     return grouped(_timed(past, view), lambda row: (row["model"], row["vantage"]), made)
 
 
-def _at_vantages(past: Past, view: View, made: Any) -> list[Row]:
+def _at_vantages(past: Past, view: View, made: Any, of: Any = _timed) -> list[Row]:
     def row_of(key: Any, rows: list[Row]) -> Row:
         return {"time": key[0], "vantage": key[1], **made(rows)}
 
-    return grouped(_timed(past, view), lambda row: (view.point(row["minute"]), row["vantage"]), row_of)
+    return grouped(of(past, view), lambda row: (view.point(row["minute"]), row["vantage"]), row_of)
 
 
 def weighted(past: Past, view: View) -> list[Row]:
@@ -118,7 +124,7 @@ def stall_rate(past: Past, view: View) -> list[Row]:
         gaps = _pooled(rows)
         return {f"{limit} ms or more": 1000 * sum(gap >= limit * 1000 for gap in gaps) / len(rows) for limit in (250, 400)}
 
-    return _at_vantages(past, view, made)
+    return _at_vantages(past, view, made, _judged)
 
 
 def models(past: Past, view: View) -> list[Row]:
@@ -126,19 +132,21 @@ def models(past: Past, view: View) -> list[Row]:
 
     def made(key: Any, rows: list[Row]) -> Row:
         gaps = _pooled(rows)
+        worst = max(gaps, default=None)
+        rows_with_gaps = [row for row in rows if row["is_timed"]]
         return {
             **dict(zip(("model", "release", "vantage"), key, strict=True)),
             "streams": len(rows),
             "gaps": len(gaps),
-            "ITL p50": _s(gap_quantile(gaps, 0.5)),
-            "ITL p99": _s(gap_quantile(gaps, 0.99)),
-            "time-weighted p50": _s(weighted_quantile(gaps, 0.5)),
-            "median p99": _s(quantile(_p99s(rows), 0.5)),
-            "p99 of p99": _s(quantile(_p99s(rows), 0.99)),
+            "ITL p50": _s(gap_quantile(gaps, 0.5), worst),
+            "ITL p99": _s(gap_quantile(gaps, 0.99), worst),
+            "time-weighted p50": _s(weighted_quantile(gaps, 0.5), worst),
+            "median p99": _s(quantile(_p99s(rows_with_gaps), 0.5), worst),
+            "p99 of p99": _s(quantile(_p99s(rows_with_gaps), 0.99), worst),
             "stalls per 1,000 streams": 1000 * sum(gap >= 250_000 for gap in gaps) / len(rows),
         }
 
-    return grouped(_timed(past, view), lambda row: (row["model"], row["service_version"], row["vantage"]), made)
+    return grouped(_judged(past, view), lambda row: (row["model"], row["service_version"], row["vantage"]), made)
 
 
 EXPECTED = {

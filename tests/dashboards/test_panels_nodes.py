@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -231,9 +232,13 @@ def scraped_queue(past: Past, view: View) -> list[Row]:
     rows = _samples(past, view, *RUNNING, *WAITING)
     known = {(_point(view, row), row["engine_id"]) for row in _of(rows, *RUNNING)}
 
+    def series(group: list[Row], metrics: Sequence[str]) -> list[list[Row]]:
+        """The samples of each series under the agent's name if there is one, otherwise under the Collector's."""
+        return list(by(next((found for name in metrics if (found := _of(group, name))), []), lambda row: row["series"]).values())
+
     def made(group: list[Row]) -> Row:
-        waiting = max((row["value"] for row in _of(group, *WAITING)), default=None)
-        return {"running, mean": _mean(_of(group, *RUNNING)), "waiting, max": waiting}
+        waiting = [max(row["value"] for row in rows) for rows in series(group, WAITING)]
+        return {"running, mean": sum(_mean(rows) for rows in series(group, RUNNING)), "waiting, max": sum(waiting) if waiting else None}
 
     return _per_engine(view, [row for row in rows if (_point(view, row), row["engine_id"]) in known], made)
 

@@ -17,7 +17,8 @@ import pytest
 from rich.console import Console
 
 from dashboards.alerts.running import STALLED, UNANSWERED
-from helpers.builders.batches import received_spans
+from helpers.builders.batches import received_points, received_spans
+from helpers.builders.points import gauge, metrics_request
 from helpers.builders.rollup_rows import rollup_worker
 from helpers.builders.spans import SECOND_NS, native_span, request
 from helpers.dashboards.panels import Asked, Past, panels
@@ -341,6 +342,21 @@ def test_the_cause_so_far_is_that_of_the_open_gap(store: Store) -> None:
     with console.capture() as capture:
         console.print(render(found, LiveQuery()))
     assert capture.get().count("kv_pressure") == 1 and capture.get().count("not judged yet") == 2
+
+
+@pytest.mark.parametrize("processes", [1, 20])
+def test_a_process_counts_as_long_as_it_has_streams(store: Store, processes: int) -> None:
+    """Two streams run at a time, in one process or in twenty after each other: each sends samples only while it has streams."""
+    end_ns = time.time_ns() // (3_600 * SECOND_NS) * 3_600 * SECOND_NS
+    body = metrics_request({"service.name": "shop"})
+    for number in range(720):
+        named = {"legato.stream.vantage": "client", "service.instance.id": str(number * processes // 720)}
+        gauge(body, "legato.stream.in_flight", 2, end_ns - (5 * number + 1) * SECOND_NS, attributes=named)
+    store.insert("node_samples", received_points(body, tenant="", now_ns=end_ns, limits=Limits()).samples)
+    with reading(store) as url, httpx.Client(timeout=60) as client:
+        asked = Asked(Past(end_ns, "", {}), store, url, client)
+        shown = asked.panel("now", "Streams in flight", asked.past.view("", 1, 3_600)).as_rows()
+    assert [row["in flight"] for row in shown] == [2.0]
 
 
 def test_one_incident_pages_once(store: Store) -> None:

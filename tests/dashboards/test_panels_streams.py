@@ -196,7 +196,9 @@ def by_service(past: Past, view: View) -> list[Row]:
             "TTFT p50": _seconds(first, 0.5),
             "TTFT p95": _seconds(first, 0.95),
             "disconnect rate": ratio(sum(row["outcome"] in ("client_cancel", "abandoned") for row in over), len(over)),
-            "stalled streams": ratio(sum(row["stalls_250ms"] > 0 for row in rows if row["is_timed"]), sum(row["is_timed"] for row in rows)),
+            "stalled streams": ratio(
+                sum(row["stalls_250ms"] > 0 for row in rows if row["is_judged"]), sum(row["is_judged"] for row in rows)
+            ),
         }
 
     made_rows = grouped(shown(past.streams, view), lambda row: tuple(row[name] for name in DIMENSIONS), made)

@@ -80,6 +80,16 @@ def neighbours(rng: random.Random) -> tuple[float, float]:
     return low, high
 
 
+def test_less_than_all_is_less_than_100_percent(page: Page) -> None:
+    """With a target of 99.95 % the figure decides whether the budget is spent."""
+    write = """async ([module, values]) => {
+      const { formatNumber } = await import(module);
+      return values.map((value) => formatNumber(value, 'percentunit', { decimals: 1 }));
+    }"""
+    shown = page.evaluate(write, [module("units"), [0.9, 0.9994, 0.9997, 0.999999, 1, 1.5, -0.2]])
+    assert shown == ["90.0%", "99.9%", "99.97%", "99.99%", "100.0%", "150.0%", "-20.0%"]
+
+
 def test_ticks_are_few_and_increase(page: Page) -> None:
     """Also where all values differ by rounding only, or are as large or as small as a number can be, or a limit is below them."""
     pairs = [(0.3, 0.30000000000000004), (71.3, 71.30000000000001), (50.0, 50.00000000000001), (1965e6, 1965e6 + 2.4e-7)]

@@ -114,8 +114,13 @@ def _removed(all_: Row | None, row: Row | None) -> tuple[str, str]:
     if row is None or all_ is None:
         return DASH, DASH
     stalls = [max(0, int(row["stalls"]) - int(row[name])) for name in ("stalls_max", "stalls_min")]
-    times = [max(0, round(100 * (int(row["stalled_us"]) - int(row[name])) / int(all_["stalled_us"]))) for name in _TIMES]
+    times = [_percent(int(row["stalled_us"]) - int(row[name]), int(all_["stalled_us"])) for name in _TIMES]
     return f"{_range(*stalls)} of {count(int(all_['stalls']))}", f"{_range(*times)} %"
+
+
+def _percent(part_us: int, whole_us: int) -> int:
+    """Return a whole percentage: 100 for all and 0 for none alone."""
+    return 100 if part_us >= whole_us else min(99, max(1, round(100 * part_us / whole_us))) if part_us > 0 else 0
 
 
 def _range(low: int, high: int) -> str:

@@ -68,6 +68,13 @@ function currency(symbol) {
   return (value, options) => (value < 0 ? '-' : '') + symbol + write(Math.abs(value), options);
 }
 
+/** A share of 1 as a percentage. It is never 100 % for less than all: the budget of 99.95 % is spent between 99.9 and 100. */
+function share(value, options) {
+  const text = fixed(Number((value * 100).toPrecision(12)), options);
+  const isRoundedUp = value < 1 && Number(text) === 100;
+  return `${isRoundedUp ? Math.min(value * 100, 99.99).toFixed(2) : text}%`;
+}
+
 const after = (suffix) => (value, options) => fixed(value, options) + suffix;
 
 const UNITS = {
@@ -75,7 +82,7 @@ const UNITS = {
   short: counts(''),
   sishort: si(''),
   percent: after('%'),
-  percentunit: (value, options) => `${fixed(Number((value * 100).toPrecision(12)), options)}%`,
+  percentunit: share,
   s: duration(1),
   ms: duration(1e-3),
   µs: duration(1e-6),
