@@ -33,7 +33,10 @@ class Emitter:
     mend: str
 
 
-_ADD_LEGATO = "add `legato.instrument()` to the application: Legato's row has every chunk, and this row steps back"
+_ADD_LEGATO = (
+    "add `legato.instrument()` to the application, with one OTEL_SERVICE_NAME for both: Legato's row has every chunk, and this row steps "
+    "back"
+)
 _NO_GAPS = "gaps, stalls and their causes; how the stream ended, if it names no finish reason"
 
 EMITTERS = (
@@ -57,7 +60,8 @@ EMITTERS = (
         label="OpenInference, Phoenix",
         timing="first chunk",
         missing=_NO_GAPS
-        + "; the first chunk may be a prelude; the duration, where it ends its span before the stream ends (LlamaIndex, Groq)",
+        + "; the first chunk may be a prelude; the duration, where it ends its span before the stream ends (LlamaIndex, Groq); TTFT, at "
+        "Envoy AI Gateway, which notes the first chunk at the end",
         mend=_ADD_LEGATO,
     ),
     Emitter(

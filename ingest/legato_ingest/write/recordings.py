@@ -8,6 +8,7 @@ with chunks, then one with TTFT, then one with the TTFT of content.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,6 +26,8 @@ _COMPARED_MAX = 16
 TRACES_MAX = 16
 """An id in more traces than this identifies no response: some servers send one id for ever."""
 _LOGFIRE, _SDK = "logfire", "anthropic-sdk"
+# The service names that libraries set where there is none: LiteLLM, OpenLIT, and Traceloop, which takes the path of the program.
+_DEFAULT_NAME = re.compile(r"litellm|default|[./].*|.*\\.*|.*\.py")
 _Key = tuple[str, bytes, bytes]
 
 
@@ -201,6 +204,16 @@ def _is_alike(one: Recording, other: Recording) -> bool:
 
 
 def _of_one_service(one: Recording, other: Recording) -> bool:
-    """Whether two rows may come from one process. A proxy's client has the same response as the application's, and its row counts."""
-    names = {each.service_name for each in (one, other) if each.service_name and not each.service_name.startswith("unknown_service")}
-    return len(names) < 2
+    """Whether two rows may come from one process. A proxy's client has the same response as the application's, and its row counts.
+
+    A library's default name is none beside a row that is near: between an application and a proxy there is a span of the proxy's server.
+    """
+    named = [each for each in (one, other) if each.service_name and not each.service_name.startswith("unknown_service")]
+    if len({each.service_name for each in named}) < 2:
+        return True
+    is_near = _is_nested(one, other) or _have_one_parent(one, other)
+    return is_near and any(not each.is_own and _DEFAULT_NAME.fullmatch(each.service_name) for each in named)
+
+
+def _have_one_parent(one: Recording, other: Recording) -> bool:
+    return any(one.parent_span_id) and (one.trace_id, one.parent_span_id) == (other.trace_id, other.parent_span_id)

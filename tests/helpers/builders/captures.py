@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
 from helpers.builders.converted import convert_body
 from helpers.repo.repository import ROOT
 from legato_ingest.otlp.batch import Batch, Limits
@@ -39,6 +41,11 @@ class Capture:
             if request["path"].endswith(path):
                 body = base64.b64decode(request["body"])
                 yield request["content_type"], gzip.decompress(body) if request["content_encoding"] == "gzip" else body
+
+    def traces(self) -> Iterator[ExportTraceServiceRequest]:
+        """Yield the requests with spans."""
+        for content_type, body in self.bodies():
+            yield ExportTraceServiceRequest.FromString(to_protobuf(body, SPANS, "")[0] if "json" in content_type else body)
 
     def batches(self) -> list[Batch]:
         """The batches of the requests with spans."""

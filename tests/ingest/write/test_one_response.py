@@ -31,8 +31,8 @@ TRACE, ID = b"t" * 16, "chatcmpl-1"
 NOW_NS = time.time_ns() - 60 * SECOND_NS
 
 
-def spans_of(kind: str) -> ExportTraceServiceRequest:
-    """A request with Legato's row of the response, or with that of a library that sends a summary."""
+def spans_of(kind: str, service: str = "shop") -> ExportTraceServiceRequest:
+    """A request with Legato's row of the response, or with that around it of a library that sends a summary."""
     if kind == "legato":
         body = request({"service.name": "shop"})
         native_span(
@@ -42,8 +42,9 @@ def spans_of(kind: str) -> ExportTraceServiceRequest:
             span_id=b"l" * 8,
             start_ns=NOW_NS,
         )
+        scope_of(body).spans[0].parent_span_id = b"p" * 8
         return body
-    body = request({"service.name": "shop"}, {"x": 1})
+    body = request({"service.name": service}, {"x": 1})
     scope_of(body).scope.name = "openlit.instrumentation.openai"
     span = scope_of(body).spans.add(
         trace_id=TRACE,
@@ -70,6 +71,15 @@ def test_the_store_shows_one_row_whichever_comes_first(store: Store, order: Sequ
     counted = {str(result): int(spans) for result, spans in store.select("SELECT result, sum(spans) FROM emitter_spans GROUP BY result")}
     assert counted["same_response"] >= 1
     assert counted.get("stored", 0) == (order[0] == "openlit")
+
+
+@pytest.mark.parametrize("service", ["litellm", "default", "/app/main.py"])
+def test_a_library_with_its_default_service_name_makes_no_second_row(store: Store, service: str) -> None:
+    """LiteLLM, OpenLIT and Traceloop name the service themselves, where the application named it to Legato alone."""
+    with committing(store) as committer:
+        for kind in ("openlit", "legato"):
+            send(committer, spans_of(kind, service))
+    assert store.select("SELECT emitter, service_name FROM streams") == [("legato-python/0.1.0", "shop")]
 
 
 def test_the_other_row_of_a_response_may_come_days_later(store: Store) -> None:

@@ -61,6 +61,21 @@ def test_rows_of_different_responses_stay(difference: dict[str, Any]) -> None:
     assert losers([LEGATO, recording(**difference)]) == []
 
 
+@pytest.mark.parametrize("default", ["litellm", "default", "/app/.venv/bin/uvicorn", "./serve", "app/main.py", "C:\\app\\serve.exe"])
+def test_a_default_name_of_a_library_is_none(default: str) -> None:
+    """Beside a row of the same parent, or of a parent and its child. Elsewhere, and of Legato's rows, it is that of a service."""
+    own = replace(LEGATO, parent_span_id=b"p" * 8)
+    for foreign in (recording(parent_span_id=b"p" * 8), recording(parent_span_id=own.span_id), recording(span_id=b"p" * 8)):
+        named = replace(foreign, service_name=default)
+        assert losers([own, named]) == [(named, own)]
+        assert losers([replace(own, service_name=default), foreign]) == []
+        assert losers([own, replace(named, start_ns=NOW_NS + 3 * SECOND_NS)]) == []
+        assert losers([own, replace(foreign, service_name="team/proxy")]) == []
+    # A span of a proxy's server is between its row and that of the application.
+    assert losers([own, recording(parent_span_id=b"x" * 8, service_name=default)]) == []
+    assert losers([LEGATO, recording(service_name=default)]) == []
+
+
 def test_without_an_id_the_parent_and_the_time_decide() -> None:
     """A framework's span around the client library's, or one of the same time, is of the same response; two of Legato's never are."""
     outer = recording(span_id=b"o" * 8, response_id="", start_ns=NOW_NS - SECOND_NS, duration_ns=4 * SECOND_NS)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -22,17 +23,21 @@ from legato_ingest.definitions import TEXT
 __all__ = ["ChunkEvents", "Content", "chunk_events"]
 
 # Names that stand for a chunk wherever they occur: OpenLLMetry since 0.5 and before, Mellea, the token events of a proposal to the
-# conventions, MLflow, and the plain word of spans by hand.
+# conventions, and MLflow.
 _KNOWN = frozenset(
     ("gen_ai.content.completion.chunk", "llm.content.completion.chunk", "chunk_processed", "gen_ai.token.generated", "gen_ai.chunk",
-     "mlflow.chunk.item", "chunk")
+     "mlflow.chunk.item")
 )  # fmt: skip
+# The plain word of spans by hand, and of documents that were retrieved: those precede the response.
+_PLAIN = "chunk"
 # Other names are guesses, right only where the span says that it streamed: retrieved chunks and refreshed tokens are events, too.
 _CHUNK_WORD = re.compile(r"(?:^|[^a-z])(?:chunk|token|delta)s?(?:$|[^a-z])", re.IGNORECASE)
 # An event of one of these names occurs once a stream: it marks a single moment.
-_MOMENT_WORD = re.compile(r"first|last|final|start|end|finish|usage|message|exception|error|tool", re.IGNORECASE)
+_MOMENT_WORD = re.compile(r"first|last|final|start|end|finish|usage|message|exception|error|tool|evaluation", re.IGNORECASE)
 # A name without a word for chunks has to be this frequent.
 _REPEATED_MIN = 8
+# Names that follow each other at this share of the events mark two moments of each chunk, such as `chunk.received` and `chunk.sent`.
+_ALTERNATING = 0.75
 _ROLE = 0
 _CHUNKS_MAX = 65_536
 _UINT32_MAX = 2**32 - 1
@@ -71,7 +76,7 @@ def chunk_events(span: Span, content: Content | None = None, *, streamed: bool |
     """Return the chunk events of a span; None if it has fewer than two.
 
     ``streamed``: whether the span says that its response was streamed. Events of any name may be chunks only if it does; otherwise they
-    need a name that stands for nothing else.
+    need a name that stands for nothing else. Reasoning and text may have events of two names, so all names with a word for chunks count.
 
     Times that run backwards, before the start or past the end of the span are moved to the nearest possible time: the clock of the emitter
     was set while it recorded.
@@ -106,7 +111,7 @@ def _equal_events(span: Span, guess: bool) -> NDArray[np.uint64] | None:
     are compared, so the order in which a serializer writes fields does not matter.
     """
     count = len(span.events)
-    if count < _EQUAL_MIN or not _chunk_name([_unnumbered(span.events[0].name)] * count, guess):
+    if count < _EQUAL_MIN or not _chunk_names(span, {_unnumbered(span.events[0].name): count}, guess):
         return None
     first = span.events[0].SerializeToString()
     # Field 1, the time, as eight bytes; without a time the event has no such field.
@@ -131,8 +136,16 @@ def _found(span: Span, guess: bool) -> list[Span.Event]:
     # Most spans have one name for all events.
     unnumbered = {name: _unnumbered(name) for name in set(given)}
     names = list(map(unnumbered.__getitem__, given))
-    name = _chunk_name(names, guess)
-    return [event for event, each in zip(span.events, names, strict=True) if each == name] if name else []
+    counts = Counter(names)
+    chosen = _chunk_names(span, counts, guess)
+    found = [(event, name) for event, name in zip(span.events, names, strict=True) if name in chosen]
+    if len(chosen) > 1:
+        found.sort(key=lambda each: each[0].time_unix_nano)
+        changes = sum(before[1] != after[1] for before, after in pairwise(found))
+        if changes >= _ALTERNATING * len(found):
+            one = max(chosen, key=lambda name: (name in _KNOWN, counts[name], name))
+            found = [each for each in found if each[1] == one]
+    return [event for event, _ in found]
 
 
 def _unnumbered(name: str) -> str:
@@ -142,18 +155,25 @@ def _unnumbered(name: str) -> str:
     return base[:-1] if base != name and base[-1:] in (".", "_", "-") else base
 
 
-def _chunk_name(names: Sequence[str], guess: bool) -> str:
-    """Return the name of the events that stand for chunks; empty if there is none. ``guess``: also by words and frequency."""
-    counts = Counter(names)
-    for name in _KNOWN:
-        if counts[name]:
-            return name
-    if not guess:
-        return ""
-    repeated = [(count, name) for name, count in counts.items() if count > 1 and not _MOMENT_WORD.search(name)]
-    worded = [each for each in repeated if _CHUNK_WORD.search(each[1])]
-    count, name = max(worded or repeated, default=(0, ""))
-    return name if worded or count >= _REPEATED_MIN else ""
+def _chunk_names(span: Span, counts: Mapping[str, int], guess: bool) -> set[str]:
+    """Return the names of the events that stand for chunks. ``guess``: also by words and frequency."""
+    repeated = {name for name, count in counts.items() if count > 1}
+    likely = {name for name in repeated if not _MOMENT_WORD.search(name)} if guess else set[str]()
+    chosen = (repeated & _KNOWN) | {name for name in likely if _CHUNK_WORD.search(name)}
+    if _PLAIN in repeated and _is_late(span):
+        chosen.add(_PLAIN)
+    elif len(chosen) > 1:
+        chosen.discard(_PLAIN)
+    if not chosen and likely:
+        count, name = max((counts[name], name) for name in likely)
+        chosen = {name} if count >= _REPEATED_MIN else set()
+    return chosen
+
+
+def _is_late(span: Span) -> bool:
+    """Whether the last event with the plain name is in the second half of the span, as the last chunk of a response is."""
+    last_ns = next((event.time_unix_nano for event in reversed(span.events) if _unnumbered(event.name) == _PLAIN), 0)
+    return 2 * last_ns > span.start_time_unix_nano + span.end_time_unix_nano
 
 
 def _packed(times_us: NDArray[np.int64], kinds: NDArray[Any], sizes: NDArray[Any] | None) -> bytes:

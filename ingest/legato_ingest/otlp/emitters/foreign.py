@@ -27,6 +27,7 @@ from legato_ingest.otlp.model import StreamRecord
 __all__ = [
     "ANY_CHUNK",
     "END_UNKNOWN",
+    "ENVOY",
     "GENAI_SCOPES",
     "OUTER_OPERATIONS",
     "Loose",
@@ -58,6 +59,8 @@ GENAI_SCOPES = (
     "opentelemetry.instrumentation.genai.", "opentelemetry.instrumentation.openai_v2", "opentelemetry.instrumentation.google_genai",
     "opentelemetry.util.genai", "opentelemetry.instrumentation.botocore",
 )  # fmt: skip
+# The scope of Envoy AI Gateway.
+ENVOY = "envoyproxy/ai-gateway"
 
 _STREAMED = (
     "gen_ai.request.stream", "gen_ai.request.is_stream", "gen_ai.request.streaming", "gen_ai.is_streaming", "llm.is_streaming",
@@ -91,7 +94,9 @@ _CANCEL_TYPE = re.compile(rf"cancel|{_CANCELS}|WebSocketDisconnect", re.IGNORECA
 _CANCEL_SAID = re.compile(
     rf"{_CANCELS}|CancelledError|\bcancell?ed\b|abandoned stream|(?:operation|request) was aborted|user aborted", re.IGNORECASE
 )
-# Errors that the provider answered: what is cancelled then is no stream. The status 499 is that of a client that left.
+# Statuses of HTTP that say more than that the provider failed; 499 is that of a client that left.
+_OF_STATUS = {"408": "timeout", "504": "timeout", "499": "client_cancel"}
+# Errors that the provider answered: what is cancelled then is no stream.
 _ANSWERED = re.compile(
     r"RateLimit|ServerError|StatusError|CallError|Unavailable|Overloaded|BadRequest|Denied|(?:(?:code|status)\W{0,3}|^)(?:4(?!99)|5)\d\d\b",
     re.IGNORECASE | re.MULTILINE,
@@ -252,7 +257,7 @@ def foreign_record(span: Span, attributes: Attributes, loose: Loose, family: str
         end_ns=span.end_time_unix_nano,
         otlp_bytes=span.ByteSize(),
         emitter=f"{family}/{attributes.scope_version}" if attributes.scope_version else family,
-        vantage="server" if span.kind == Span.SPAN_KIND_SERVER else "client",
+        vantage=_vantage_of(span, attributes),
         service_name=loose.label("service.name"),
         service_version=loose.label("service.version"),
         provider=provider_name(loose.text(*_PROVIDER)),
@@ -275,6 +280,12 @@ def foreign_record(span: Span, attributes: Attributes, loose: Loose, family: str
         record.error_type = ""
     record.outcome = outcome_of(span, record)
     return record
+
+
+def _vantage_of(span: Span, attributes: Attributes) -> str:
+    if attributes.scope == ENVOY:
+        return "gateway"
+    return "server" if span.kind == Span.SPAN_KIND_SERVER else "client"
 
 
 def error_type_of(span: Span, own: Mapping[str, AnyValue]) -> str:
@@ -312,6 +323,8 @@ def outcome_of(span: Span, record: StreamRecord) -> str:
         reached = (finish and finish not in _NO_END) or (record.output_tokens and record.provider != "anthropic")
         return "complete" if reached else UNKNOWN_OUTCOME
     kind, said = record.error_type, said_of(span.status.message)
+    if kind in _OF_STATUS:
+        return _OF_STATUS[kind]
     if _TIMED_OUT.search(kind) or _TIMED_OUT.search(said):
         return "timeout"
     if _CANCEL_TYPE.search(kind) or (_CANCEL_SAID.search(said) and not _ANSWERED.search(f"{kind}\n{said}")):
@@ -325,7 +338,8 @@ def add_ttft(record: StreamRecord, ttft_us: int | None, *, any_chunk: bool) -> N
     """Set TTFT, unless it contradicts the span. ``any_chunk``: the first chunk may be a prelude without content.
 
     A first chunk before the start is flagged `ttft_before_start`, one after the end of the stream `ttft_after_end`. A TTFT that equals the
-    duration of a stream of several tokens is flagged `ttft_is_duration`. In each case TTFT is unknown.
+    duration of a stream of several tokens, or of a complete one of an unknown number, is flagged `ttft_is_duration`. In each case TTFT is
+    unknown.
     """
     if ttft_us is None:
         return
@@ -336,12 +350,17 @@ def add_ttft(record: StreamRecord, ttft_us: int | None, *, any_chunk: bool) -> N
     ttft_us = max(0, ttft_us)
     if ttft_us > duration_us + _SAME_US:
         record.flags.append("ttft_after_end")
-    elif END_UNKNOWN not in record.flags and duration_us - ttft_us <= _SAME_US and (record.output_tokens or 0) > 1:
+    elif END_UNKNOWN not in record.flags and duration_us - ttft_us <= _SAME_US and _has_several_tokens(record):
         record.flags.append("ttft_is_duration")
     else:
         record.ttft_us = ttft_us
         if any_chunk:
             record.flags.append(ANY_CHUNK)
+
+
+def _has_several_tokens(record: StreamRecord) -> bool:
+    """Whether a stream has more than one token. Few complete ones of an unknown number have one; a stream may be left at its first."""
+    return record.outcome == "complete" if record.output_tokens is None else record.output_tokens > 1
 
 
 def add_chunks(record: StreamRecord, events: ChunkEvents | None) -> None:

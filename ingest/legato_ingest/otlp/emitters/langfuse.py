@@ -4,6 +4,9 @@ The start of the completion is the time of the first chunk, which may be the rol
 are JSON texts. Langfuse takes cached, reasoning and other kinds of tokens out of `input` and `output`, and sends them beside these; a row
 has their sum. Chat completions have no response id. A stream that was left early and one that broke look alike: no status, no finish
 reason.
+
+Other libraries and applications add the type for Langfuse's server. Such a span is left to its own family, if it has no start of the
+completion or an event for each chunk.
 """
 
 from __future__ import annotations
@@ -11,7 +14,8 @@ from __future__ import annotations
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from legato_ingest.otlp.attributes import Attributes
-from legato_ingest.otlp.emitters.foreign import Loose, add_ttft, count_of, foreign_record, outcome_of
+from legato_ingest.otlp.emitters.chunk_events import chunk_events
+from legato_ingest.otlp.emitters.foreign import Loose, add_ttft, count_of, foreign_record, outcome_of, streamed_of
 from legato_ingest.otlp.emitters.spellings import unix_micros
 from legato_ingest.otlp.model import Ignored, StreamRecord
 
@@ -41,6 +45,8 @@ def convert(span: Span, attributes: Attributes) -> StreamRecord | Ignored | None
     if kind != "generation":
         return Ignored("outer span", _FAMILY)
     first_us = unix_micros(loose.text(_FIRST))
+    if not attributes.scope.startswith(_FAMILY) and (first_us is None or chunk_events(span, streamed=streamed_of(loose)) is not None):
+        return None
     if first_us is None:
         return Ignored("streaming unknown", _FAMILY)
     record = foreign_record(span, attributes, loose, _FAMILY)

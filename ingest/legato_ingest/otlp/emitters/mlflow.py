@@ -1,7 +1,7 @@
 """Spans of MLflow's automatic logging: one numbered event for each chunk, with the chunk itself.
 
 All values are JSON texts. From the copy of a chunk only the kind, the size of its content, the finish reason and the response's id are
-read. A stream that was left early sends no span.
+read. A stream that was left early sends no span. Spans of other libraries with MLflow's type are left to their own families.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ __all__ = ["content_of", "convert"]
 
 _FAMILY = "mlflow"
 _CALLS = ("CHAT_MODEL", "LLM")
+_OF_OTHERS = ("gen_ai.", "llm.")
 _VALUE = "mlflow.chunk.value"
 _ROLE, _USAGE, _DONE = 0, 4, 7
 _LAST = 3
@@ -37,6 +38,8 @@ def convert(span: Span, attributes: Attributes) -> StreamRecord | Ignored | None
         return None
     if kind not in _CALLS:
         return Ignored("outer span", _FAMILY)
+    if not attributes.scope.startswith(_FAMILY) and any(key.startswith(_OF_OTHERS) for key in attributes.own):
+        return None
     record = foreign_record(span, attributes, loose, _FAMILY)
     record.model = loose.text("mlflow.llm.model", "model")
     streamed = loose.flag("stream")

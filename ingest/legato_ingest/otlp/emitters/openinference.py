@@ -6,7 +6,8 @@ which the provider answers. The response's id is in the copy of the response (``
 returns, before the stream does: their rows end with the last event, and have the flag ``end_unknown``.
 
 OpenInference's span processors add their attributes to the spans of other libraries. Such a span is left to the library's own family, if it
-has an event for each chunk or no sign of OpenInference's that the response was streamed.
+has an event for each chunk or no sign of OpenInference's that the response was streamed. Envoy AI Gateway adds the event of the first chunk
+when the stream has ended, so its time is not read.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from legato_ingest.otlp.attributes import Attributes
 from legato_ingest.otlp.emitters.chunk_events import chunk_events
-from legato_ingest.otlp.emitters.foreign import END_UNKNOWN, Loose, add_ttft, foreign_record, object_of, plain, streamed_of
+from legato_ingest.otlp.emitters.foreign import END_UNKNOWN, ENVOY, Loose, add_ttft, foreign_record, object_of, plain, streamed_of
 from legato_ingest.otlp.emitters.spellings import names_a_stream
 from legato_ingest.otlp.model import Ignored, StreamRecord
 
@@ -61,7 +62,7 @@ def convert(span: Span, attributes: Attributes) -> StreamRecord | Ignored | None
     record.response_id = record.response_id or _id_of(loose)
     _name_models(record, loose, parameters.get("model"))
     _end(record, span, loose)
-    if first_ns is not None:
+    if first_ns is not None and attributes.scope != ENVOY:
         add_ttft(record, (first_ns - span.start_time_unix_nano) // 1000, any_chunk=True)
     return record
 

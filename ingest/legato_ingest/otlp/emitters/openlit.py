@@ -1,8 +1,8 @@
 """Spans of OpenLIT.
 
 Their time to first token runs from the response's headers to its first chunk, so it is not read: TTFT is unknown. A stream that was left
-early or broke sends no span (Python), or one that does not say that it streamed (JavaScript). OpenLIT also instruments the HTTP client, so
-spans without attributes of an LLM request come with it.
+early or broke sends no span (Python), or one that does not say that it streamed (JavaScript). OpenLIT sets the tracer provider of the
+process, so the resource of other libraries' spans names OpenLIT's SDK, too.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from legato_ingest.otlp.model import Ignored, StreamRecord
 __all__ = ["convert"]
 
 _FAMILY = "openlit"
+_SCOPES = ("openlit", "@openlit/")
+_SDK = "telemetry.sdk.name"
 _STREAMED = ("gen_ai.request.stream", "gen_ai.request.is_stream")
 
 
 def convert(span: Span, attributes: Attributes) -> StreamRecord | Ignored | None:
     """Return the record of a streamed response; None for a span of another emitter."""
     loose = Loose(attributes)
-    if not attributes.scope.startswith("openlit") and loose.text("telemetry.sdk.name") != _FAMILY:
+    if not attributes.scope.startswith(_SCOPES) and not (_SDK in attributes.own and loose.text(_SDK) == _FAMILY):
         return None
     if not any(key.startswith("gen_ai.") for key in attributes.own):
         return Ignored("no LLM call", _FAMILY)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from legato_ingest.otlp.attributes import Attributes
-from legato_ingest.otlp.emitters.chunk_events import chunk_events
+from legato_ingest.otlp.emitters.chunk_events import ChunkEvents, chunk_events
 from legato_ingest.otlp.emitters.foreign import (
     GENAI_SCOPES,
     OUTER_OPERATIONS,
@@ -30,11 +30,18 @@ __all__ = ["convert"]
 
 _ANY = "semconv"
 _LIBRARIES = (*GENAI_SCOPES, "opentelemetry.instrumentation.", "@opentelemetry/instrumentation-")
-# Seconds to the first chunk of any kind, and to the first chunk with content.
-_ANY_CHUNK = "gen_ai.response.time_to_first_chunk"
+# Times to the first chunk of any kind, and their units in µs: of the conventions, Claude Code, VS Code's Copilot, and Copilot's CLI.
+_ANY_CHUNK = {
+    "gen_ai.response.time_to_first_chunk": 1e6,
+    "ttft_ms": 1e3,
+    "copilot_chat.time_to_first_token": 1e3,
+    "github.copilot.time_to_first_chunk": 1e6,
+}
+# Bifrost's earlier one in ns; only its spans have the number of chunks. Others send seconds by this name.
+_BIFROST, _OF_BIFROST = "gen_ai.response.time_to_first_token", "gen_ai.response.total_chunks"
+# Seconds to the first chunk with content.
 _CONTENT = "gen_ai.client.operation.time_to_first_chunk"
-# The same as `_ANY_CHUNK` in ms (Claude Code), and as ms since 1970 in JSON (LangWatch).
-_ANY_CHUNK_MS = "ttft_ms"
+# The same as `_ANY_CHUNK` as ms since 1970 in JSON (LangWatch).
 _FIRST_IN_JSON = "langwatch.timestamps"
 # The same as `_CONTENT` as a time (Mastra), and as an event (AgentOps; its attributes count from the headers).
 _FIRST_AT = "mastra.completion_start_time"
@@ -42,6 +49,8 @@ _FIRST_CONTENT_EVENT = "first_token_received"
 # Mastra has the time of responses that were not streamed, too: it is that of their end.
 _STREAMED_SHARE_MIN = 0.05
 _UNIX_MS_MAX = 10**13
+# Events that are guessed to be chunks are so only if the first one is this close to the time that the span gives.
+_NEAR_US = 50_000
 # Genkit's spans of requests have none of the conventions' attributes.
 _GENKIT = "genkit:metadata:subtype"
 _PREFIXES = ("gen_ai.", "llm.", "ai.", "langfuse.observation.")
@@ -57,7 +66,8 @@ def convert(span: Span, attributes: Attributes) -> StreamRecord | Ignored:
     streamed, family = streamed_of(loose), _family(attributes)
     if streamed is False:
         return Ignored("not streamed")
-    any_chunk_us, content_us, events = _any_chunk_us(span, loose), _content_us(span, loose), chunk_events(span, streamed=streamed)
+    any_chunk_us, content_us = _any_chunk_us(span, loose), _content_us(span, loose)
+    events = _events(span, streamed, any_chunk_us, content_us)
     if streamed is None and any_chunk_us is None and content_us is None and events is None:
         return Ignored("streaming unknown", family)
     record = foreign_record(span, attributes, loose, family)
@@ -70,10 +80,25 @@ def convert(span: Span, attributes: Attributes) -> StreamRecord | Ignored:
     return record
 
 
+def _events(span: Span, streamed: bool | None, any_chunk_us: int | None, content_us: int | None) -> ChunkEvents | None:
+    """Return the chunk events; without those of guessed names, if they contradict the time of the first chunk.
+
+    Log entries and choices that were read together are events of one name, too. A prelude may precede the first content.
+    """
+    events = chunk_events(span, streamed=streamed)
+    if events is None or not events.head_known:
+        return events
+    early_us, late_us = any_chunk_us, content_us if any_chunk_us is None else any_chunk_us
+    is_early = early_us is not None and events.first_us < early_us - _NEAR_US
+    is_late = late_us is not None and events.first_us > late_us + _NEAR_US
+    return chunk_events(span, streamed=None) if is_early or is_late else events
+
+
 def _any_chunk_us(span: Span, loose: Loose) -> int | None:
     """Return the time to the first chunk of any kind, in µs; negative for a time before the start."""
-    for found in (loose.micros(_ANY_CHUNK), loose.micros(_ANY_CHUNK_MS, 1e3)):
-        if found is not None:
+    keys = _ANY_CHUNK | ({_BIFROST: 1e-3} if loose.count(_OF_BIFROST) is not None else {})
+    for key, unit_us in keys.items():
+        if (found := loose.micros(key, unit_us)) is not None:
             return found
     at_ms = object_of(loose.json(_FIRST_IN_JSON)).get("first_token_at")
     at_us = 1000 * at_ms if isinstance(at_ms, int) and 0 < at_ms < _UNIX_MS_MAX else None

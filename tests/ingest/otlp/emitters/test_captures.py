@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from helpers.builders.captures import CAPTURES, Capture, capture
+from legato_ingest.otlp.batch import Limits
+from legato_ingest.otlp.convert import convert_spans
 
 # Captures without a row, and why: the emitter sends no span (a stream that was left early), or nothing that says that it streamed.
 WITHOUT_ROWS = {
@@ -134,6 +136,17 @@ def check_gaps(name: str, row: Row, truth: dict[str, Any]) -> None:
     received = [at for at in truth["content_ns"] if at // 1000 <= end_us]
     longest_us = max((after - before) // 1000 for before, after in pairwise(received))
     assert abs(row["gap_max_us"] - longest_us) < STEP_US and row["stalls_250ms"] == (longest_us >= 250_000)
+
+
+@pytest.mark.parametrize("name", [name for name in CAPTURES if name.endswith("-plain")])
+def test_openlits_provider_changes_no_row(name: str) -> None:
+    """OpenLIT sets the provider of a process, with its name in the resource: spans of other libraries are still theirs."""
+    taken = capture(name)
+    for body in taken.traces():
+        before = convert_spans(body, tenant="", now_ns=taken.now_ns, limits=Limits()).revs.to_pylist()
+        for each in body.resource_spans:
+            each.resource.attributes.add(key="telemetry.sdk.name").value.string_value = "openlit"
+        assert convert_spans(body, tenant="", now_ns=taken.now_ns, limits=Limits()).revs.to_pylist() == before
 
 
 def test_a_pair_of_spans_is_one_row() -> None:

@@ -47,7 +47,57 @@ def test_events_that_stand_for_chunks(name: str, times: int) -> None:
     """Known names, names with a word for chunks, and any name that is frequent; a single event and rare names are none."""
     found = events_of([each * 1_000_000 for each in range(times)], name, others=("exception", "gen_ai.user.message"))
     assert found is not None and found.chunks == times
-    assert events_of([each * 1_000_000 for each in range(times - 1)], name) is None or name.startswith(("gen_ai.content", "llm.content"))
+    assert events_of([each * 1_000_000 for each in range(times - 1)], name) is None
+
+
+def named(*names: str, streamed: bool | None = True) -> ChunkEvents | None:
+    """The chunk events of a span of 10 s with an event each 100 ms from 0.1 s on."""
+    span = Span(start_time_unix_nano=START_NS, end_time_unix_nano=START_NS + 10_000_000_000)
+    for number, name in enumerate(names, 1):
+        span.events.add(name=name, time_unix_nano=START_NS + number * 100_000_000)
+    return chunk_events(span, streamed=streamed)
+
+
+KNOWN_NAME = "gen_ai.content.completion.chunk"
+
+
+@pytest.mark.parametrize(
+    ("names", "chunks", "first_ms"),
+    [
+        # Reasoning between two parts of the text.
+        (["content.delta"] * 20 + ["thinking.delta"] * 30 + ["content.delta"] * 10, 60, 100),
+        (["thinking.delta"] * 9 + [KNOWN_NAME] * 30, 39, 100),
+        (["thinking.delta"] * 9 + ["chunk"] * 60, 69, 100),
+        # A stray event, and documents that were retrieved.
+        (["chunk"] + ["content.delta"] * 40, 40, 200),
+        ([KNOWN_NAME] + ["content.delta"] * 40, 40, 200),
+        (["chunk"] * 3 + ["content.delta"] * 40, 40, 400),
+        # Two moments of each chunk.
+        (["chunk.received", "chunk.sent"] * 30, 30, 200),
+        ([KNOWN_NAME, "chunk.sent"] * 30, 30, 100),
+    ],
+)
+def test_chunks_may_have_several_names(names: list[str], chunks: int, first_ms: int) -> None:
+    """A chunk of another kind is no pause, and one that has two events is one chunk."""
+    found = named(*names)
+    assert found is not None and (found.chunks, found.first_us) == (chunks, first_ms * 1000)
+
+
+def test_several_names_are_ordered_by_time() -> None:
+    """An application may add the events of one kind at the end."""
+    span = Span(start_time_unix_nano=START_NS, end_time_unix_nano=START_NS + 10_000_000_000)
+    for name, first in (("content.delta", 5), ("thinking.delta", 1)):
+        for number in range(first, first + 4):
+            span.events.add(name=name, time_unix_nano=START_NS + number * 1_000_000_000)
+    found = chunk_events(span, streamed=True)
+    assert found is not None and decoded(found).dt_us.tolist() == [1_000_000] * 8
+
+
+@pytest.mark.parametrize(("count", "streamed", "chunks"), [(5, None, None), (5, True, 5), (60, None, 60)])
+def test_the_plain_word_may_name_a_retrieved_document(count: int, streamed: bool | None, chunks: int | None) -> None:
+    """Where the span does not say that it streamed, a response's chunks are those that reach past half of the span."""
+    found = named(*["chunk"] * count, streamed=streamed)
+    assert (found.chunks if found else None) == chunks
 
 
 @pytest.mark.parametrize("streamed", [None, False])
@@ -62,7 +112,7 @@ def test_only_a_stream_has_chunks_of_any_name(count: int, streamed: bool | None)
         assert found is not None and found.chunks == count
 
 
-@pytest.mark.parametrize("name", ["exception", "First Token Stream Event", "gen_ai.user.message", "tool_start"])
+@pytest.mark.parametrize("name", ["exception", "First Token Stream Event", "gen_ai.user.message", "tool_start", "gen_ai.evaluation.result"])
 def test_events_that_mark_a_moment_are_no_chunks(name: str) -> None:
     """However often they occur."""
     assert events_of([each * 1_000_000 for each in range(40)], name) is None

@@ -101,6 +101,13 @@ def test_another_librarys_retrieved_chunks_are_no_stream() -> None:
     assert (row["emitter"].partition("/")[0], row["ttft_us"], row["chunks"]) == ("openinference", 500_000, None)
 
 
+def test_a_gateway_notes_the_first_chunk_at_the_end() -> None:
+    """Envoy AI Gateway adds all events when the stream has ended. Its row is not that of the application."""
+    scope, name = "envoyproxy/ai-gateway", "ChatCompletion"
+    (row,) = batch_of({}, scope, name, {"First Token Stream Event": [0.997]}).revs.to_pylist()
+    assert (row["ttft_us"], row["vantage"], row["emitter"].partition("/")[0], row["flags"]) == (None, "gateway", "openinference", [])
+
+
 @pytest.mark.parametrize(
     ("scope", "reason"),
     [

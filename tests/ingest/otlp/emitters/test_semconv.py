@@ -15,8 +15,8 @@ from legato_ingest.otlp.convert import convert_spans
 NOW_NS = 1_795_240_000 * SECOND_NS
 
 
-def rows(attributes: dict[str, Any], **more: Any) -> list[dict[str, Any]]:
-    """Return the rows of a request with one span with these attributes."""
+def rows(attributes: dict[str, Any], events: dict[str, list[float]] | None = None, **more: Any) -> list[dict[str, Any]]:
+    """Return the rows of a request with one span of 1 s with these attributes; ``events`` are ms after its start, by name."""
     body = request({"telemetry.sdk.name": "opentelemetry"}, {"x": 1})
     span = scope_of(body).spans.add(
         trace_id=b"t" * 16,
@@ -28,6 +28,9 @@ def rows(attributes: dict[str, Any], **more: Any) -> list[dict[str, Any]]:
     )
     for key, value in attributes.items():
         span.attributes.add(key=key, value=any_value(value))
+    for event, times_ms in (events or {}).items():
+        for time_ms in times_ms:
+            span.events.add(name=event, time_unix_nano=NOW_NS + int(time_ms * 1_000_000))
     return list(convert_spans(body, tenant="", now_ns=NOW_NS, limits=Limits()).revs.to_pylist())
 
 
@@ -89,6 +92,59 @@ def test_a_status_is_no_proof_of_an_end() -> None:
 def test_the_method_of_a_remote_call_says_that_it_streams(method: str, count: int) -> None:
     """AWS Bedrock has one method for streams and one for whole responses."""
     assert len(rows({"gen_ai.request.model": "m", "rpc.method": method})) == count
+
+
+@pytest.mark.parametrize(
+    ("values", "ttft_us"),
+    [
+        ({"copilot_chat.time_to_first_token": 250}, 250_000),
+        ({"github.copilot.time_to_first_chunk": 0.25}, 250_000),
+        ({"gen_ai.response.time_to_first_token": 250_000_000, "gen_ai.response.total_chunks": 43}, 250_000),
+        ({"gen_ai.response.time_to_first_token": 0.25}, None),
+    ],
+)
+def test_the_keys_of_some_emitters_for_the_first_chunk(values: dict[str, Any], ttft_us: int | None) -> None:
+    """Copilot in VS Code, Copilot's CLI, and Bifrost; a key that several emitters send in different units is read of Bifrost alone."""
+    found = rows({"gen_ai.request.model": "m", "gen_ai.operation.name": "chat", **values})
+    assert [(row["ttft_us"], row["flags"]) for row in found] == ([] if ttft_us is None else [(ttft_us, ["ttft_any_chunk"])])
+
+
+EACH_25_MS = [400.0 + 25 * each for each in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("events", "chunks", "ttft_us"),
+    [
+        ({"event src/llm.rs:88": [900.0 + 5 * each for each in range(12)]}, None, 400_000),
+        ({"gen_ai.choice": [998.0] * 8}, None, 400_000),
+        ({"gen_ai.evaluation.result": [998.0] * 8}, None, 400_000),
+        ({"retrieved_chunk": [5, 6]}, None, 400_000),
+        ({"chunk": [2, 3, 4, 5, 6]}, None, 400_000),
+        ({"retrieved_chunk": [5, 6], "gen_ai.chunk": EACH_25_MS}, 20, 400_000),
+        ({"my.token": EACH_25_MS}, 20, 400_000),
+        ({"gen_ai.chunk": [600, 700]}, 2, 600_000),
+    ],
+)
+def test_events_that_contradict_the_time_of_the_first_chunk_are_no_chunks(
+    events: dict[str, list[float]], chunks: int | None, ttft_us: int
+) -> None:
+    """Log entries, choices that were read together and retrieved documents are events of one name, too. Names for chunks alone count."""
+    named = {"gen_ai.request.model": "m", "gen_ai.request.stream": True, "gen_ai.response.time_to_first_chunk": 0.4}
+    (row,) = rows(named, events)
+    assert (row["chunks"], row["ttft_us"]) == (chunks, ttft_us)
+
+
+def test_a_prelude_may_precede_the_first_content() -> None:
+    """So events before the time of the first content contradict nothing; if the first one is later, they are none of chunks."""
+    named = {"gen_ai.request.stream": True, "gen_ai.client.operation.time_to_first_chunk": 0.6}
+    assert [row["chunks"] for row in rows(named, {"my.token": EACH_25_MS})] == [20]
+    ((row,),) = [rows(named, {"log": [900.0 + each for each in range(9)]})]
+    assert (row["chunks"], row["ttft_us"], row["flags"]) == (None, 600_000, [])
+
+
+def test_retrieved_documents_make_no_stream() -> None:
+    """A chat that does not say whether it streamed, with an event for each document before the response."""
+    assert rows({"gen_ai.request.model": "m", "gen_ai.response.finish_reasons": ["stop"]}, {"chunk": [2, 3, 4, 5, 6]}) == []
 
 
 def test_a_first_chunk_in_ms_or_as_a_time() -> None:
