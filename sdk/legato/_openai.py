@@ -105,7 +105,10 @@ def _patched_async(original: Callable[..., Any], patch: Patch) -> Callable[..., 
 
 def _failed(recorder: StreamRecorder, error: BaseException) -> None:
     """The request raised: a row, unless the caller's own error is the cause, as with the HTTP libraries."""
-    if is_callers_error(error):
+    is_callers = False
+    with guard("instrument_openai"):
+        is_callers = is_callers_error(error)
+    if is_callers:
         recorder.discard()
     else:
         recorder.end(error=error)

@@ -46,15 +46,22 @@ def is_callers_error(error: BaseException) -> bool:
     """Whether a request raised by a fault of the caller's, which is no row: one that cannot be sent, or a status of the client's side."""
     if status := _status_of(error):
         return _is_callers_status(status)
+    return any(_is_callers_fault(cause) for cause in _causes(error))
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and its causes, each once: an application that tries again may raise an error from itself."""
+    seen = set[int]()
     cause: BaseException | None = error
-    while cause is not None:
-        # Arguments, URLs and headers. A certificate that is wrong is a ValueError, too.
-        if isinstance(cause, (TypeError, ValueError)) and not isinstance(cause, OSError):
-            return True
-        if type(cause).__name__ in _UNSENT:
-            return True
+    while cause is not None and id(cause) not in seen:
+        yield cause
+        seen.add(id(cause))
         cause = cause.__cause__
-    return False
+
+
+def _is_callers_fault(cause: BaseException) -> bool:
+    # Arguments, URLs and headers. A certificate that is wrong is a ValueError, too.
+    return (isinstance(cause, (TypeError, ValueError)) and not isinstance(cause, OSError)) or type(cause).__name__ in _UNSENT
 
 
 def _is_callers_status(status: int) -> bool:

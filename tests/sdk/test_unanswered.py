@@ -8,7 +8,7 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, patch
 
 import aiohttp
 import httpx
@@ -260,6 +260,65 @@ def test_an_error_of_the_servers_is_not_the_callers(error: BaseException, cause:
     """aiohttp raises garbage with the status 400, and a wrong certificate is a ValueError."""
     error.__cause__ = cause
     assert is_callers_error(error) is expected
+
+
+class Retrying(httpx.BaseTransport):
+    """A transport that tries again, and then raises the error from itself."""
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Fail."""
+        error = httpx.ConnectError("refused")
+        raise error from error
+
+
+async def _retried(request: Any, handler: Callable[[Any], Any]) -> Any:
+    try:
+        return await handler(request)
+    except aiohttp.ClientError as error:
+        raise error from error
+
+
+async def _asked_again_by_aiohttp(url: str) -> None:
+    async with aiohttp.ClientSession(middlewares=(_retried,)) as session, session.post(url, json={"model": "m", "stream": True}):
+        pass
+
+
+def _asked_again_by_openai(url: str) -> None:
+    error = openai.APIConnectionError(request=MagicMock())
+    error.__cause__ = TimeoutError()
+    error.__cause__.__cause__ = error
+    client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+    with patch.object(client, "_prepare_options", side_effect=error):
+        client.chat.completions.create(model="m", messages=[], stream=True)
+
+
+AGAIN: dict[str, Callable[[str], Any]] = {
+    "httpx": lambda url: httpx.Client(transport=Retrying()).send(httpx.Request("POST", url, json={"stream": True}), stream=True),
+    "aiohttp": lambda url: asyncio.run(_asked_again_by_aiohttp(url)),
+    "openai": _asked_again_by_openai,
+}
+
+
+@pytest.mark.usefixtures("url")
+@pytest.mark.parametrize("client", sorted(AGAIN))
+def test_an_error_that_is_its_own_cause_reaches_the_application(spans: Spans, client: str) -> None:
+    """Retries raise an error from itself, or two from each other. The application hung."""
+    legato.instrument_openai()
+    with pytest.raises((httpx.ConnectError, aiohttp.ClientConnectorError, openai.APIConnectionError)):
+        AGAIN[client]("http://127.0.0.1:9/v1/chat/completions")
+    legato.uninstrument_openai()
+    assert [(span.attributes or {})["legato.stream.outcome"] for span in spans()] == ["upstream_error"]
+
+
+def test_an_error_that_cannot_be_examined_is_a_row(spans: Spans, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The application gets its own error, not that of the examination."""
+    monkeypatch.setattr("legato._errors.is_test", lambda: False)
+    monkeypatch.setattr("legato._openai.is_callers_error", MagicMock(side_effect=KeyError))
+    legato.instrument_openai()
+    with pytest.raises(openai.APIConnectionError):
+        _asked_again_by_openai("http://127.0.0.1:9/v1/chat/completions")
+    legato.uninstrument_openai()
+    assert [(span.attributes or {})["legato.stream.outcome"] for span in spans()] == ["upstream_error"]
 
 
 def test_what_only_accepts_events_is_not_reported_before_its_headers(
