@@ -35,8 +35,9 @@ _PARSED_BYTES_MAX = 1 << 16
 _TOKEN = re.compile(rb'"(model|stream)"\s*:\s*(?:"([^"\\]{1,200})"|(true))|"[^"\\]*+(?:\\.[^"\\]*+)*+"|([{\[])|([}\]])|(")', re.DOTALL)
 # A library writes the mark of JSON-RPC first or last.
 _RPC, _RPC_WITHIN = b'"jsonrpc"', 200
-# Gemini and Bedrock have both in the address. Bedrock's names have colons, and its inference profiles slashes.
-_MODEL_IN_PATH = re.compile(r"/model/(.+)/(?:converse-stream|invoke-with-response-stream)$|/models?/([^/:]+)[:/]")
+# Gemini and Bedrock have both in the address. Bedrock's names have colons, and its inference profiles slashes. Elsewhere the address may
+# have only the first part of a name with a slash.
+_MODEL_IN_PATH = re.compile(r"/model/(.+)/(?:converse-stream|invoke-with-response-stream)$|/models?/([^/:]+):|/models?/([^/:]+)/")
 _STREAM_IN_PATH = re.compile(r":streamGenerateContent$|:streamRawPredict$|/converse-stream$|/invoke-with-response-stream$")
 _SCHEMES = ("http", "https")
 # Errors before anything is sent that are no ValueErrors, or OSErrors as well. Those of the scheme are the caller's if the request's own
@@ -95,19 +96,23 @@ def _status_of(error: BaseException) -> int:
 
 def asked(path: str, content: bytes) -> tuple[str, bool]:
     """Return the model that a request asks for, and whether it asks for a stream."""
+    model, is_stream = _in_body(content)
     in_path = _MODEL_IN_PATH.search(path)
-    model, is_stream = unquote(in_path[1] or in_path[2]) if in_path else "", bool(_STREAM_IN_PATH.search(path))
+    whole, first_part = (unquote(in_path[1] or in_path[2] or ""), unquote(in_path[3] or "")) if in_path else ("", "")
+    return whole or model or first_part, is_stream or bool(_STREAM_IN_PATH.search(path))
+
+
+def _in_body(content: bytes) -> tuple[str, bool]:
     if not content.startswith(b"{"):
-        return model, is_stream
+        return "", False
     if len(content) > _PARSED_BYTES_MAX:
-        found, wants = _searched(content)
-        return model or found, is_stream or wants
+        return _searched(content)
     try:
         body = json.loads(content)
     except (ValueError, RecursionError):
-        return model, is_stream
+        return "", False
     given = body.get("model")
-    return model or (given[:200] if isinstance(given, str) else ""), is_stream or body.get("stream") is True
+    return given[:200] if isinstance(given, str) else "", body.get("stream") is True
 
 
 def _searched(content: bytes) -> tuple[str, bool]:
