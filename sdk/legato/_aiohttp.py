@@ -103,9 +103,8 @@ def _sent(session: Any, method: str, url: Any, more: dict[str, Any]) -> SentRequ
     # Pairs: a name may be repeated.
     pairs = list(given.items() if hasattr(given, "items") else given)
     headers = {str(name).lower(): str(value) for name, value in pairs}
-    port = parts.port or (443 if parts.scheme == "https" else 80)
     data = content if isinstance(content, bytes) else b""
-    sent = SentRequest(method.upper(), parts.hostname or "", port, parts.path, headers, data, now_ns())
+    sent = SentRequest(method.upper(), parts.scheme, parts.hostname or "", parts.port, parts.path, headers, data, now_ns())
     carrier = sent.trace_headers()
     if carrier or not hasattr(given, "items"):
         more["headers"] = [*pairs, *carrier.items()]

@@ -121,8 +121,7 @@ def _sent(request: Any, more: dict[str, Any]) -> SentRequest | None:
             # The request's own body is streamed.
             content = b""
         url = request.url
-        port = int(url.port or (443 if url.scheme == "https" else 80))
-        return SentRequest(request.method, str(url.host), port, str(url.path), request.headers, content, now_ns())
+        return SentRequest(request.method, url.scheme, str(url.host), url.port, str(url.path), request.headers, content, now_ns())
     return None
 
 

@@ -75,7 +75,7 @@ def _patched(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
             with recorded():
                 result = original(self, cast_to, options, *given, **more)
         except BaseException as error:
-            _failed(recorder, error)
+            _failed(self, recorder, error)
             raise
         with attaching("instrument_openai", recorder):
             _attach(recorder, result, stream_class, "SyncByteStream", _Items)
@@ -94,7 +94,7 @@ def _patched_async(original: Callable[..., Any], patch: Patch) -> Callable[..., 
             with recorded():
                 result = await original(self, cast_to, options, *given, **more)
         except BaseException as error:
-            _failed(recorder, error)
+            _failed(self, recorder, error)
             raise
         with attaching("instrument_openai", recorder):
             _attach(recorder, result, async_stream_class, "AsyncByteStream", _AsyncItems)
@@ -103,9 +103,12 @@ def _patched_async(original: Callable[..., Any], patch: Patch) -> Callable[..., 
     return request
 
 
-def _failed(recorder: StreamRecorder, error: BaseException) -> None:
+def _failed(client: Any, recorder: StreamRecorder, error: BaseException) -> None:
     """The request raised: a row, unless the caller's own error is the cause, as with the HTTP libraries."""
-    if is_callers_error(error):
+    is_callers = False
+    with guard("instrument_openai"):
+        is_callers = is_callers_error(error, getattr(client.base_url, "scheme", ""))
+    if is_callers:
         recorder.discard()
     else:
         recorder.end(error=error)

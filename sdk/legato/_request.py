@@ -35,26 +35,49 @@ _PARSED_BYTES_MAX = 1 << 16
 _TOKEN = re.compile(rb'"(model|stream)"\s*:\s*(?:"([^"\\]{1,200})"|(true))|"[^"\\]*+(?:\\.[^"\\]*+)*+"|([{\[])|([}\]])|(")', re.DOTALL)
 # A library writes the mark of JSON-RPC first or last.
 _RPC, _RPC_WITHIN = b'"jsonrpc"', 200
-# Gemini and Bedrock have both in the address. Bedrock's names have colons, and its inference profiles slashes.
-_MODEL_IN_PATH = re.compile(r"/model/(.+)/(?:converse-stream|invoke-with-response-stream)$|/models?/([^/:]+)[:/]")
+# Gemini and Bedrock have both in the address. Bedrock's names have colons, and its inference profiles slashes. Elsewhere the address may
+# have only the first part of a name with a slash.
+_MODEL_IN_PATH = re.compile(r"/model/(.+)/(?:converse-stream|invoke-with-response-stream)$|/models?/([^/:]+):|/models?/([^/:]+)/")
 _STREAM_IN_PATH = re.compile(r":streamGenerateContent$|:streamRawPredict$|/converse-stream$|/invoke-with-response-stream$")
-# Errors of httpx before anything is sent that are no ValueErrors.
-_UNSENT = ("InvalidURL", "LocalProtocolError", "UnsupportedProtocol")
+_SCHEMES = ("http", "https")
+# Errors before anything is sent that are no ValueErrors, or OSErrors as well. Those of the scheme are the caller's if the request's own
+# address has a wrong one; otherwise a server redirects to it.
+_UNSENT, _WRONG_SCHEME = ("InvalidURL", "InvalidProxyURL"), ("InvalidSchema", "NonHttpUrlClientError", "UnsupportedProtocol")
 
 
-def is_callers_error(error: BaseException) -> bool:
-    """Whether a request raised by a fault of the caller's, which is no row: one that cannot be sent, or a status of the client's side."""
+def is_callers_error(error: BaseException, scheme: str) -> bool:
+    """Whether a request raised by a fault of the caller's, which is no row: one that cannot be sent, or a status of the client's side.
+
+    ``scheme``: that of the request's address.
+    """
     if status := _status_of(error):
         return _is_callers_status(status)
+    causes = list(_causes(error))
+    # aiohttp's, if a server redirects to an address that is invalid or not of HTTP.
+    if any(type(cause).__name__.endswith("RedirectClientError") for cause in causes):
+        return False
+    return any(_is_callers_fault(cause, scheme) for cause in causes)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and its causes, each once: an application that tries again may raise an error from itself."""
+    seen = set[int]()
     cause: BaseException | None = error
-    while cause is not None:
-        # Arguments, URLs and headers. A certificate that is wrong is a ValueError, too.
-        if isinstance(cause, (TypeError, ValueError)) and not isinstance(cause, OSError):
-            return True
-        if type(cause).__name__ in _UNSENT:
-            return True
+    while cause is not None and id(cause) not in seen:
+        yield cause
+        seen.add(id(cause))
         cause = cause.__cause__
-    return False
+
+
+def _is_callers_fault(cause: BaseException, scheme: str) -> bool:
+    kind = type(cause)
+    if kind.__name__ in _UNSENT or (kind.__name__ in _WRONG_SCHEME and scheme not in _SCHEMES):
+        return True
+    # A header. What a server sends over HTTP/2 raises the same error of httpcore, which names no cause; but there it is none of h11's.
+    if kind.__name__ == "LocalProtocolError" and type(cause.__context__).__module__.startswith("h11."):
+        return True
+    # Arguments, URLs and headers. A certificate that is wrong is a ValueError, too.
+    return isinstance(cause, (TypeError, ValueError)) and not isinstance(cause, OSError)
 
 
 def _is_callers_status(status: int) -> bool:
@@ -73,19 +96,23 @@ def _status_of(error: BaseException) -> int:
 
 def asked(path: str, content: bytes) -> tuple[str, bool]:
     """Return the model that a request asks for, and whether it asks for a stream."""
+    model, is_stream = _in_body(content)
     in_path = _MODEL_IN_PATH.search(path)
-    model, is_stream = unquote(in_path[1] or in_path[2]) if in_path else "", bool(_STREAM_IN_PATH.search(path))
+    whole, first_part = (unquote(in_path[1] or in_path[2] or ""), unquote(in_path[3] or "")) if in_path else ("", "")
+    return whole or model or first_part, is_stream or bool(_STREAM_IN_PATH.search(path))
+
+
+def _in_body(content: bytes) -> tuple[str, bool]:
     if not content.startswith(b"{"):
-        return model, is_stream
+        return "", False
     if len(content) > _PARSED_BYTES_MAX:
-        found, wants = _searched(content)
-        return model or found, is_stream or wants
+        return _searched(content)
     try:
         body = json.loads(content)
     except (ValueError, RecursionError):
-        return model, is_stream
+        return "", False
     given = body.get("model")
-    return model or (given[:200] if isinstance(given, str) else ""), is_stream or body.get("stream") is True
+    return given[:200] if isinstance(given, str) else "", body.get("stream") is True
 
 
 def _searched(content: bytes) -> tuple[str, bool]:
@@ -117,11 +144,13 @@ class SentRequest:
     headers: its response may be anything. Each request is to be followed by `failed` or `answered`.
     """
 
-    __slots__ = ("_headers", "_is_provisional", "_is_wanted", "_origin", "_path", "_recorder", "_span", "_start_ns", "body")
+    __slots__ = ("_headers", "_is_provisional", "_is_wanted", "_origin", "_path", "_recorder", "_scheme", "_span", "_start_ns", "body")
 
-    def __init__(self, method: str, host: str, port: int, path: str, headers: Mapping[str, str], content: bytes, start_ns: int) -> None:
+    def __init__(
+        self, method: str, scheme: str, host: str, port: int | None, path: str, headers: Mapping[str, str], content: bytes, start_ns: int
+    ) -> None:
         model, is_stream = asked(path, content)
-        self._path, self._headers, self._start_ns = path, headers, start_ns
+        self._scheme, self._path, self._headers, self._start_ns = scheme, path, headers, start_ns
         # Browsers' event streams and calls of tools accept events, too.
         is_prompt = method == "POST" and not _is_rpc(content)
         self._is_wanted = is_stream or (is_prompt and "text/event-stream" in headers.get("accept", ""))
@@ -132,7 +161,7 @@ class SentRequest:
             transport="http/1.1",
             engine_id=recording_settings().engine_id,
             server_address=host,
-            server_port=port,
+            server_port=port or (443 if scheme == "https" else 80),
         )
         self._recorder: StreamRecorder | None = None
         self._span: trace.Span | None = None
@@ -169,7 +198,7 @@ class SentRequest:
         with guard("instrumentation"):
             if status := _status_of(error):
                 self.answered(status, {})
-            elif self._is_wanted and not is_callers_error(error):
+            elif self._is_wanted and not is_callers_error(error, self._scheme):
                 self._begin(Body()).end(error=error)
             elif self._recorder is not None:
                 self._recorder.discard()

@@ -81,8 +81,7 @@ def _sent(request: Any) -> SentRequest | None:
         url = urlsplit(request.url)
         body = request.body if isinstance(request.body, (bytes, str)) else b""
         content = body.encode("utf-8", "replace") if isinstance(body, str) else body
-        port = url.port or (443 if url.scheme == "https" else 80)
-        return SentRequest(request.method, url.hostname or "", port, url.path, request.headers, content, now_ns())
+        return SentRequest(request.method, url.scheme, url.hostname or "", url.port, url.path, request.headers, content, now_ns())
     return None
 
 

@@ -16,9 +16,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from opentelemetry import context
-from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY
-
 from legato._clock import now_ns
 from legato._errors import warn_once
 from legato._exits import after_fork
@@ -172,8 +169,7 @@ def _size_of(span: Any) -> int:
 
 
 def _export_quietly(export: Export, spans: Sequence[Any]) -> bool:
-    """Export without spans of an instrumented HTTP client, which would be exported in turn. An exporter that raises has failed."""
-    token = context.attach(context.set_value(_SUPPRESS_INSTRUMENTATION_KEY, True))
+    """Export. An exporter that raises has failed."""
     try:
         return export(spans)
     except Exception:
@@ -181,5 +177,3 @@ def _export_quietly(export: Export, spans: Sequence[Any]) -> bool:
         with suppress(Exception):
             _log.debug("traceback of a failed export", exc_info=True)
         return False
-    finally:
-        context.detach(token)

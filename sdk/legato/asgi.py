@@ -160,11 +160,11 @@ class _HttpRecording:
         recorder = self._stream.recorder
         if recorder is None:
             return
-        if self._disconnected:
+        if self._disconnected or (isinstance(error, asyncio.CancelledError) and _has_left(self._receive)):
             # Middlewares of Starlette's (`BaseHTTPMiddleware`) end the response also then, with an empty part.
             recorder.end("client_cancel")
         elif isinstance(error, asyncio.CancelledError):
-            # A server that stops cancels its requests. One that a client has left it ends with a message or an OSError.
+            # A server that stops cancels its requests. One that a client has left ends with a message or an OSError.
             recorder.end("upstream_error", error_type="server_cancelled")
         elif error is not None:
             recorder.end(error=error)
@@ -172,3 +172,18 @@ class _HttpRecording:
             recorder.end()
         else:
             recorder.end("upstream_error", error_type="response_unfinished")
+
+
+def _has_left(receive: Receive) -> bool:
+    """Whether the message that the client has left waits unread. Daphne queues it, and cancels an application that does not end then.
+
+    Only a queue is looked at, and left as it is: to call another ``receive`` could wait, or run code of a middleware.
+    """
+    with guard("asgi"):
+        queue = getattr(receive, "__self__", None)
+        if isinstance(queue, asyncio.Queue):
+            waiting = [queue.get_nowait() for _ in range(queue.qsize())]
+            for message in waiting:
+                queue.put_nowait(message)
+            return any(message["type"] == "http.disconnect" for message in waiting)
+    return False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import subprocess
 import sys
@@ -198,30 +197,39 @@ def test_a_client_that_leaves_is_a_cancel_and_a_provider_that_breaks_an_error(ur
     [
         ("the client leaves", ("client_cancel", None)),
         ("the client leaves, and a middleware ends the response", ("client_cancel", None)),
+        ("the client leaves, and the server cancels", ("client_cancel", None)),
         ("the server stops", ("upstream_error", "server_cancelled")),
     ],
 )
 def test_a_client_that_leaves_and_a_server_that_stops(spans: Spans, event: str, end: str, expected: tuple[str, str | None]) -> None:
-    """Starlette's `BaseHTTPMiddleware` sends an empty last part to a client that has left. A server that stops cancels its requests."""
+    """Starlette's `BaseHTTPMiddleware` sends an empty last part to a client that has left. A server that stops cancels its requests.
+
+    Daphne cancels an application that does not read that its client has left.
+    """
+    messages = [{"type": "http.request"}, {"type": "http.disconnect"}][: 1 if end == "the server stops" else 2]
+    queue = asyncio.Queue[dict[str, str]]()
+    for message in messages:
+        queue.put_nowait(message)
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "headers": [(b"content-type", b"text/event-stream")]})
         await send({"type": "http.response.body", "body": event.encode(), "more_body": True})
-        if end == "the server stops":
+        if end.endswith(("stops", "cancels")):
             raise asyncio.CancelledError
-        assert (await receive())["type"] == "http.disconnect"
+        assert [(await receive())["type"] for _ in messages][-1] == "http.disconnect"
         if "middleware" in end:
             await send({"type": "http.response.body", "body": b""})
-
-    async def receive() -> Any:
-        return {"type": "http.disconnect"}
 
     async def send(message: Any) -> None:
         """Send nothing."""
 
     scope = {"type": "http", "path": "/chat", "method": "POST", "headers": []}
-    with contextlib.suppress(asyncio.CancelledError):
-        asyncio.run(StreamMiddleware(app)(scope, receive, send))
+    is_read = True
+    try:
+        asyncio.run(StreamMiddleware(app)(scope, queue.get, send))
+    except asyncio.CancelledError:
+        is_read = False
+    assert [queue.get_nowait() for _ in range(queue.qsize())] == ([] if is_read else messages)
     found = of(spans())
     assert (found["legato.stream.outcome"], found.get("error.type")) == expected
 

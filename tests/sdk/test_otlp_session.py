@@ -1,4 +1,7 @@
-"""The headers of Legato's exports: credentials of another backend, or of a .netrc, do not reach Legato's endpoint; no proxy to loopback."""
+"""The headers of Legato's exports: credentials of another backend, or of a .netrc, do not reach Legato's endpoint; no proxy to loopback.
+
+And no spans of these requests.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import requests
+from opentelemetry import context
+from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY
 from opentelemetry.sdk.resources import Resource
 
 import legato
@@ -40,7 +46,32 @@ def closed_sessions(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "https://api.vendor.example"}, None, ("", "")),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "vendor.example:4317"}, None, ("", "")),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "https://api.vendor.example"}, {"Authorization": OWN}, (OWN, OWN)),
-        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "https://api.vendor.example/v1/traces"}, None, ("", VENDOR)),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "https://api.vendor.example/v1/traces"}, None, ("", "")),
+        ({"OTEL_EXPORTER_OTLP_LOGS_ENDPOINT": "https://api.vendor.example/v1/logs"}, None, ("", "")),
+        (
+            {
+                "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "https://api.vendor.example/v1/traces",
+                "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://localhost.:4318/v1/metrics",
+            },
+            None,
+            ("", VENDOR),
+        ),
+        (
+            {
+                "OTEL_EXPORTER_OTLP_ENDPOINT": "https://api.vendor.example",
+                "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://0.0.0.0:4318/v1/traces",
+            },
+            None,
+            (VENDOR, ""),
+        ),
+        (
+            {
+                "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "https://api.vendor.example/v1/traces",
+                "OTEL_EXPORTER_OTLP_METRICS_HEADERS": "Authorization=Bearer%20of-metrics",
+            },
+            None,
+            ("", "Bearer of-metrics"),
+        ),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:4317"}, None, (VENDOR, VENDOR)),
         ({}, None, (VENDOR, VENDOR)),
         ({}, {"Authorization": OWN}, (OWN, OWN)),
@@ -49,7 +80,10 @@ def closed_sessions(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_headers_of_another_host_are_left_out(
     environ: dict[str, str], headers: dict[str, str] | None, sent: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``sent``: the Authorization of traces and of metrics. The variable of a signal comes before the general one."""
+    """``sent``: the Authorization of traces and of metrics. The variable of a signal comes before the general one.
+
+    Without an endpoint of a signal, the general headers belong to the endpoints of the other signals.
+    """
     for name, value in {**environ, "OTEL_EXPORTER_OTLP_HEADERS": f"Authorization={VENDOR.replace(' ', '%20')}"}.items():
         monkeypatch.setenv(name, value)
     assert exported(headers) == sent
@@ -70,13 +104,40 @@ def test_neither_a_netrc_nor_a_proxy_is_used(
     assert exported(headers) == (authorization, authorization)
 
 
-def exported(headers: dict[str, str] | None) -> tuple[str, str]:
-    """Export a span and a gauge with these headers. Return the Authorization of both requests."""
+@pytest.mark.parametrize(("headers", "authorization"), [({"Authorization": OWN}, OWN), (None, "Basic bWU6YSBi")])
+def test_a_user_in_the_url_is_sent_without_a_token(headers: dict[str, str] | None, authorization: str) -> None:
+    """As `requests` does without a session's authorization. Its password is percent-encoded."""
+    assert exported(headers, "me:a%20b@") == (authorization, authorization)
+
+
+@pytest.mark.parametrize("endpoint", ["https://api.vendor.example", ""])
+def test_an_export_has_its_own_content_and_makes_no_spans(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Headers for another backend do not change what is sent, and an instrumented `requests` records no request."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "content-type=application/json,content-encoding=zstd,host=vendor,x-key=k")
+    sent, send = list[tuple[object, ...]](), requests.Session.send
+
+    def instrumented(self: requests.Session, request: requests.PreparedRequest, **more: Any) -> requests.Response:
+        given = request.headers
+        is_suppressed = context.get_value(_SUPPRESS_INSTRUMENTATION_KEY)
+        sent.append((given["Content-Type"], given["Content-Encoding"], given.get("host"), given.get("x-key"), is_suppressed))
+        return send(self, request, **more)
+
+    monkeypatch.setattr(requests.Session, "send", instrumented)
+    exported(None)
+    others = (None, None) if endpoint else ("vendor", "k")
+    assert sent == [("application/x-protobuf", "gzip", *others, True)] * 2
+    assert not context.get_value(_SUPPRESS_INSTRUMENTATION_KEY)
+
+
+def exported(headers: dict[str, str] | None, user: str = "") -> tuple[str, str]:
+    """Export a span and a gauge with these headers. Return the Authorization of both requests. ``user``: that of the URL, with an @."""
     with receiver() as endpoint:
-        provider = Provider(endpoint.url, headers, Resource({"service.name": "s"}), 1.0)
+        url = endpoint.url.replace("//", f"//{user}")
+        provider = Provider(url, headers, Resource({"service.name": "s"}), 1.0)
         provider.provider.get_tracer("legato").start_span("chat m").end()
         assert provider._sender.flush(30)
-        gauge = InFlight(f"{endpoint.url}/v1/metrics", headers, {"service.name": "s"})
+        gauge = InFlight(f"{url}/v1/metrics", headers, {"service.name": "s"})
         report = gauge._reporter()
         with legato.stream(model="m"):
             report()

@@ -55,7 +55,7 @@ def test_a_large_body_is_read_as_a_small_one(body: dict[str, object], cut: int) 
 
 def sent(method: str, content: bytes = b"", accept: str = "text/event-stream") -> SentRequest:
     """Return a request that accepts events."""
-    return SentRequest(method, "tools.example", 443, "/mcp", {"accept": accept}, content, 1)
+    return SentRequest(method, "https", "tools.example", 443, "/mcp", {"accept": accept}, content, 1)
 
 
 @pytest.mark.parametrize("request_", [("POST", CALL), ("GET",)], ids=["call of a tool", "notifications"])

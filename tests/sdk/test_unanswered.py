@@ -8,9 +8,10 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, patch
 
 import aiohttp
+import httpcore
 import httpx
 import openai
 import pytest
@@ -18,6 +19,9 @@ import requests
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 import legato
 from helpers.servers.formats import formats_app
@@ -112,7 +116,7 @@ class Waiting:
         monkeypatch.setattr(self.worker, "_start", lambda: None)
         monkeypatch.setattr("legato._stream.worker", lambda: self.worker)
         monkeypatch.setattr("legato._request.now_ns", lambda: self.now)
-        self.sent = SentRequest("POST", "models.example", 443, "/v1/messages", {"accept": "text/event-stream"}, content, 0)
+        self.sent = SentRequest("POST", "https", "models.example", 443, "/v1/messages", {"accept": "text/event-stream"}, content, 0)
 
     def until(self, second: int) -> None:
         """Let the time pass, with a tick each second."""
@@ -188,7 +192,7 @@ def test_a_propagator_that_fails_takes_only_the_trace_context(spans: Spans, monk
 
     monkeypatch.setattr("legato._context.propagate.inject", fail)
     monkeypatch.setattr("legato._errors.is_test", lambda: False)
-    sent = SentRequest("POST", "models.example", 443, "/v1/messages", {}, b'{"stream":true}', now_ns())
+    sent = SentRequest("POST", "https", "models.example", 443, "/v1/messages", {}, b'{"stream":true}', now_ns())
     assert sent.trace_headers() == {}
     sent.failed(TimeoutError())
     assert [(span.attributes or {})["legato.stream.outcome"] for span in spans()] == ["timeout"]
@@ -222,8 +226,8 @@ def test_a_status_that_the_client_raises_is_a_status(spans: Spans, client: str) 
 
 
 def _with(headers: dict[str, str], url: str = "http://127.0.0.1:9/v1/chat/completions") -> Any:
-    client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
-    return client.chat.completions.create(model="m", messages=[], stream=True, extra_headers=headers)
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        return client.chat.completions.create(model="m", messages=[], stream=True, extra_headers=headers)
 
 
 @pytest.mark.parametrize(
@@ -233,8 +237,15 @@ def _with(headers: dict[str, str], url: str = "http://127.0.0.1:9/v1/chat/comple
         (lambda url: _with({}, "host/v1"), 0),
         (lambda url: _with({}), 1),
         (lambda url: httpx.Client().send(httpx.Request("POST", url, json={"stream": True}, headers={"a": "b\nc"}), stream=True), 0),
+        (lambda url: _with({"a": "b\nc"}, url), 0),
         (lambda url: with_httpx("ftp://host", 1), 0),
         (lambda url: with_requests("host/path", 1), 0),
+        (lambda url: with_requests("htps://host", 1), 0),
+        (lambda url: requests.post(url, json={"stream": True}, stream=True, proxies={"http": "http:///x"}, timeout=1), 0),
+        (lambda url: with_requests("http://127.0.0.1:9", 9), 1),
+        (lambda url: with_aiohttp("htps://host", 1), 0),
+        (lambda url: with_aiohttp("ftp:/path", 1), 0),
+        (lambda url: _with({}, "htps://host/v1"), 0),
         (lambda url: with_aiohttp("host/path", 1), 0),
         (lambda url: with_aiohttp("http://127.0.0.1:9", 9), 1),
     ],
@@ -248,18 +259,111 @@ def test_a_request_that_cannot_be_sent_has_no_row(url: str, spans: Spans, ask: C
     assert [(span.attributes or {})["legato.stream.outcome"] for span in spans()] == ["upstream_error"] * rows
 
 
+def _moved_by_httpx(url: str) -> None:
+    with httpx.stream("POST", url, json={"stream": True}, follow_redirects=True):
+        pass
+
+
+MOVED: dict[str, Callable[[str], Any]] = {
+    "httpx": _moved_by_httpx,
+    "requests": lambda url: with_requests(url, 30),
+    "aiohttp": lambda url: with_aiohttp(url, 30),
+    "openai": lambda url: _with({}, url.rpartition("/chat")[0]),
+}
+
+
+@pytest.mark.usefixtures("url")
+@pytest.mark.parametrize(
+    ("client", "place"),
+    [*((name, "ftp://host/x") for name in sorted(MOVED)), *((name, "http://[::1:9/x") for name in ("aiohttp", "httpx"))],
+)
+def test_a_redirect_to_a_wrong_address_is_a_row(spans: Spans, client: str, place: str) -> None:
+    """It is the server's fault, and the request's own address is right."""
+
+    async def moved(_: Request) -> Response:
+        return Response(status_code=307, headers={"location": place})
+
+    legato.instrument_openai()
+    with served(formats_app(None, None, Route("/chat/completions", moved, methods=["POST"]))) as base, pytest.raises(Exception):  # noqa: B017
+        MOVED[client](f"{base}/chat/completions")
+    legato.uninstrument_openai()
+    assert [(span.attributes or {})["legato.stream.outcome"] for span in spans()] == ["upstream_error"]
+
+
 @pytest.mark.parametrize(
     ("error", "cause", "expected"),
     [
         (aiohttp.ClientResponseError(MagicMock(), (), status=400), None, True),
         (aiohttp.ClientResponseError(MagicMock(), (), status=400), aiohttp.http.HttpProcessingError(code=400), False),
         (ssl.SSLCertVerificationError("expired"), None, False),
+        (requests.exceptions.InvalidHeader(), None, False),
+        # As where a server of HTTP/2 sends frames that are wrong.
+        (httpx.LocalProtocolError("a frame"), httpcore.LocalProtocolError("a frame"), False),
     ],
 )
 def test_an_error_of_the_servers_is_not_the_callers(error: BaseException, cause: BaseException | None, expected: bool) -> None:
-    """aiohttp raises garbage with the status 400, and a wrong certificate is a ValueError."""
+    """aiohttp raises garbage with the status 400, requests raises a server's header as the caller's, and a certificate is a ValueError."""
     error.__cause__ = cause
-    assert is_callers_error(error) is expected
+    assert is_callers_error(error, "https") is expected
+
+
+class Retrying(httpx.BaseTransport):
+    """A transport that tries again, and then raises the error from itself."""
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Fail."""
+        error = httpx.ConnectError("refused")
+        raise error from error
+
+
+async def _retried(request: Any, handler: Callable[[Any], Any]) -> Any:
+    try:
+        return await handler(request)
+    except aiohttp.ClientError as error:
+        raise error from error
+
+
+async def _asked_again_by_aiohttp(url: str) -> None:
+    async with aiohttp.ClientSession(middlewares=(_retried,)) as session, session.post(url, json={"model": "m", "stream": True}):
+        pass
+
+
+def _asked_again_by_openai(url: str) -> None:
+    error = openai.APIConnectionError(request=MagicMock())
+    error.__cause__ = TimeoutError()
+    error.__cause__.__cause__ = error
+    client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+    with patch.object(client, "_prepare_options", side_effect=error):
+        client.chat.completions.create(model="m", messages=[], stream=True)
+
+
+AGAIN: dict[str, Callable[[str], Any]] = {
+    "httpx": lambda url: httpx.Client(transport=Retrying()).send(httpx.Request("POST", url, json={"stream": True}), stream=True),
+    "aiohttp": lambda url: asyncio.run(_asked_again_by_aiohttp(url)),
+    "openai": _asked_again_by_openai,
+}
+
+
+@pytest.mark.usefixtures("url")
+@pytest.mark.parametrize("client", sorted(AGAIN))
+def test_an_error_that_is_its_own_cause_reaches_the_application(spans: Spans, client: str) -> None:
+    """Retries raise an error from itself, or two from each other. The application hung."""
+    legato.instrument_openai()
+    with pytest.raises((httpx.ConnectError, aiohttp.ClientConnectorError, openai.APIConnectionError)):
+        AGAIN[client]("http://127.0.0.1:9/v1/chat/completions")
+    legato.uninstrument_openai()
+    assert [(span.attributes or {})["legato.stream.outcome"] for span in spans()] == ["upstream_error"]
+
+
+def test_an_error_that_cannot_be_examined_is_a_row(spans: Spans, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The application gets its own error, not that of the examination."""
+    monkeypatch.setattr("legato._errors.is_test", lambda: False)
+    monkeypatch.setattr("legato._openai.is_callers_error", MagicMock(side_effect=KeyError))
+    legato.instrument_openai()
+    with pytest.raises(openai.APIConnectionError):
+        _asked_again_by_openai("http://127.0.0.1:9/v1/chat/completions")
+    legato.uninstrument_openai()
+    assert [(span.attributes or {})["legato.stream.outcome"] for span in spans()] == ["upstream_error"]
 
 
 def test_what_only_accepts_events_is_not_reported_before_its_headers(

@@ -51,6 +51,7 @@ class CollectorRunner:
         # Orders `report_hung` and the end of a round; never held while the collector runs.
         self._reporting = threading.Lock()
         self._failures = 0
+        self._is_coming = False
         # Evaluated at each scrape, because a round that hangs does not update a gauge.
         metrics.collector_up.labels(self.name).set_function(lambda: float(self.status().state == "up"))
         self._thread = threading.Thread(target=self._run, name=f"legato {self.name}", daemon=True)
@@ -91,7 +92,7 @@ class CollectorRunner:
                     raise ValueError(f"more than {_MEASUREMENTS_MAX:,} measurements in one round")
                 found.append((now_ns, each))
         except NotAvailable as error:
-            state, why, found = "absent", str(error), []
+            state, why, found, self._is_coming = "absent", str(error), [], error.is_coming
         except Exception as error:
             state, why, found = "down", f"{type(error).__name__}: {error}"[:300], []
             self._metrics.collector_errors.labels(self.name, type(error).__name__).inc()
@@ -122,7 +123,7 @@ class CollectorRunner:
         """Return the wait until the next round: the rest of the interval after success, a longer one after a failure."""
         every_s = self.collector.every_s
         if self._status.state == "absent":
-            return max(every_s, _ABSENT_S)
+            return every_s if self._is_coming else max(every_s, _ABSENT_S)
         if self._failures:
             return max(every_s, min(every_s * 2.0 ** min(self._failures, 10), _FAILED_S_MAX))
         return max(every_s - self._status.duration_s, every_s / 10)

@@ -15,7 +15,14 @@ __all__ = ["Collector", "NotAvailable"]
 
 
 class NotAvailable(Exception):
-    """The source does not exist here (no driver, no file, no kernel support), which is not a failure. The text names what is missing."""
+    """The source does not exist here (no driver, no file, no kernel support), which is not a failure. The text names what is missing.
+
+    ``is_coming``: it may exist soon, so it is looked for again after the usual interval.
+    """
+
+    def __init__(self, text: str, *, is_coming: bool = False) -> None:
+        super().__init__(text)
+        self.is_coming = is_coming
 
 
 class Collector(Protocol):

@@ -55,12 +55,14 @@ class EngineDiscovery:
         self._known: set[str] = set()
         self._claimed: dict[int, set[str]] = {}
         self._probed: dict[int, tuple[int, float]] = {}
+        self._is_loading = False
 
     def collect(self, now_ns: int) -> Iterator[Measured]:
         """Yield the number of known endpoints. Raises ``NotAvailable`` without any."""
         # Names are resolved here, where nothing else waits for it, in every round until they are resolved.
         self._unresolved_excluded = [url for url in self._unresolved_excluded if self._claim(url) is None]
         self._unresolved = [each for each in self._unresolved if self._add_engine(*each) is None]
+        self._is_loading = False
         if self._proc is not None:
             for port, listener in self._proc.listeners().items():
                 if port not in PORTS or self._is_claimed(listener, port):
@@ -69,7 +71,8 @@ class EngineDiscovery:
                 if self._is_engine(url, port, listener.inode):
                     self._add_engine(self._name_of(listener), url)
         if not self._known:
-            raise NotAvailable("no engine's metrics endpoint was found: set LEGATO_ENGINES to the URL of an engine that serves /metrics")
+            missing = "no engine's metrics endpoint was found: set LEGATO_ENGINES to the URL of an engine that serves /metrics"
+            raise NotAvailable(missing, is_coming=self._is_loading)
         yield Measurement("legato.agent.engines", "{engine}", float(len(self._known)))
 
     def _add_engine(self, engine_id: str, url: str) -> bool | None:
@@ -126,6 +129,7 @@ class EngineDiscovery:
             except (FetchError, OSError, http.client.HTTPException) as error:
                 if isinstance(error, TimeoutError) or getattr(error, "status", 0) == _NOT_READY:
                     del self._probed[port]
+                    self._is_loading = True
                     return False
             finally:
                 fetcher.close()

@@ -49,14 +49,15 @@ class EngineProcesses:
         self._holders: dict[int, set[int]] = {}
         self._plugins: set[int] = set()
         self._visible: set[int] = set()
-        self._are_all_found = False
+        self._servers: set[str] = set()
         self._parents: dict[int, int] = {}
         self._children: dict[int, list[int]] = {}
 
-    def find(self, engines: Mapping[str, KnownEngine], pipe: Pipe | None) -> dict[str, tuple[int, ...]]:
+    def find(self, engines: Mapping[str, KnownEngine], pipe: Pipe | None, writing: Collection[str]) -> dict[str, tuple[int, ...]]:
         """Return the processes of each engine, none where they are not visible.
 
         Engines behind one server (id/1, id/2) share its processes: they are assigned to the engine with the plain id.
+        ``writing``: the engines that wrote to the pipe since the last call.
         """
         ordered = sorted(engines, key=lambda engine: server_id(engine) != engine)
         without = {engine: port for engine in ordered if (port := engines[engine].port) and not engines[engine].has_plugin}
@@ -70,7 +71,8 @@ class EngineProcesses:
         holders = dict(self._holders)
         self._holders = {}
         found = {engine: self._by_socket(inode, holders) for engine, inode in sockets.items()}
-        found.update(self._of_plugins(plugins, engines, pipe, holders))
+        self._plugins = self._holding(pipe, writing) if plugins and pipe else set()
+        found.update(self._of_plugins(plugins, engines, holders))
         self._visible = set(self._parents)
         taken: set[int] = set()
         for engine in sorted(found, key=lambda engine: (not engines[engine].has_plugin, server_id(engine) != engine)):
@@ -89,14 +91,11 @@ class EngineProcesses:
         holders = self._holders[inode] = self._holders_of(inode, before.get(inode, set()))
         return set() if any(self._proc.command(pid) in _FORWARDERS for pid in holders) else self._tree(holders)
 
-    def _of_plugins(
-        self, engines: Sequence[str], known: Mapping[str, KnownEngine], pipe: Pipe | None, before: Mapping[int, set[int]]
-    ) -> dict[str, set[int]]:
+    def _of_plugins(self, engines: Sequence[str], known: Mapping[str, KnownEngine], before: Mapping[int, set[int]]) -> dict[str, set[int]]:
         """Return the processes of each engine with a plugin.
 
         They are found by the port in the namespace of a plugin, else by the id in its environment, else as the only ones that are left.
         """
-        self._plugins = self._holding(pipe) if engines and pipe else set()
         names = {pid: self._proc.variable(pid, ENGINE_ID) for pid in self._plugins}
         found: dict[str, set[int]] = {}
         left = set(self._plugins)
@@ -108,12 +107,12 @@ class EngineProcesses:
                 own = {pid for pid in left if names[pid] == server_id(engine)}
                 found[engine] = self._tree(own)
             left -= own
-        servers = {server_id(engine) for engine in engines if found[engine]}
-        missing = [engine for engine in engines if server_id(engine) not in servers]
+        self._servers = {server_id(engine) for engine in engines if found[engine]}
+        missing = [engine for engine in engines if server_id(engine) not in self._servers]
         roots = {pid for pid in left if not names[pid] and self._parents.get(pid) not in left}
         if len(set(map(server_id, missing))) == 1 and len(roots) == 1:
-            found[missing[0]], missing = self._tree(roots), []
-        self._are_all_found = not missing
+            found[missing[0]] = self._tree(roots)
+            self._servers.add(server_id(missing[0]))
         return found
 
     def _listening_at(self, port: int) -> Iterator[int]:
@@ -143,10 +142,11 @@ class EngineProcesses:
         holders = {pid for pid in pids if (pid in known or pid not in self._visible) and self._proc.holds(pid, inode)}
         return holders if holders & known else {pid for pid in pids if self._proc.holds(pid, inode)}
 
-    def _holding(self, pipe: Pipe) -> set[int]:
+    def _holding(self, pipe: Pipe, writing: Collection[str]) -> set[int]:
         """Return the processes other than the agent that hold the pipe.
 
-        A plugin opens it with its first step, so all processes are searched until each engine is found, and again when one is gone.
+        A plugin opens it with its first step, so all processes are searched while an engine that writes is not found, and once when one is
+        gone.
         """
         known, own = self._plugins, self._proc.own_pid()
 
@@ -154,7 +154,7 @@ class EngineProcesses:
             return {pid for pid in pids if pid != own and self._proc.holds_file(pid, pipe.name, pipe.file_id)}
 
         still = search(known & self._parents.keys())
-        if self._are_all_found and still == known:
+        if still == known and self._servers.issuperset(map(server_id, writing)):
             return still | search(self._parents.keys() - self._visible - known)
         return search(self._parents)
 

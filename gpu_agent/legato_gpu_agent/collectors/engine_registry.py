@@ -36,6 +36,7 @@ class EngineRegistry:
         self._has_matched = False
         self._engines: dict[str, KnownEngine] = {}
         self._pids: dict[str, tuple[int, ...]] = {}
+        self._writing: set[str] = set()
         self._scanned_s = float("-inf")
         self._lock, self._scanning = threading.Lock(), threading.Lock()
 
@@ -43,6 +44,8 @@ class EngineRegistry:
         """Register an engine; its port comes from ``url``, or else from the id. ``has_plugin``: a plugin in it writes to the pipe."""
         # A plugin registers an engine without a port; discovery may add the port later.
         before = self._engines.get(engine_id)
+        if before and has_plugin:
+            self._writing.add(engine_id)
         if before and (before.port or not url) and (before.has_plugin or not has_plugin):
             return
         host, port = _place(url or f"//{engine_id.split('/')[0]}")
@@ -50,7 +53,11 @@ class EngineRegistry:
         with self._lock:
             if engine_id not in self._engines and len(self._engines) >= _ENGINES_MAX:
                 # A datagram may carry any id, so the oldest engine without a port is removed, or else the oldest one.
-                del self._engines[next((name for name, each in self._engines.items() if not each.port), next(iter(self._engines)))]
+                oldest = next((name for name, each in self._engines.items() if not each.port), next(iter(self._engines)))
+                del self._engines[oldest]
+                self._writing.discard(oldest)
+            if has_plugin:
+                self._writing.add(engine_id)
             known = self._engines.get(engine_id, KnownEngine())
             has_plugin |= known.has_plugin
             self._engines[engine_id] = KnownEngine(
@@ -70,8 +77,9 @@ class EngineRegistry:
                 is_due, engines = now_s - self._scanned_s >= _SCAN_EVERY_S, dict(self._engines)
                 if is_due:
                     self._scanned_s = now_s
+                    writing, self._writing = self._writing, set()
             if is_due:
-                self._pids = self._processes.find(engines, self.pipe)
+                self._pids = self._processes.find(engines, self.pipe, writing)
             return dict(self._pids)
 
     def owners_of(self, pids: Sequence[int], is_part: bool = False) -> tuple[str, ...]:

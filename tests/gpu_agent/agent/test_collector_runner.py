@@ -153,13 +153,17 @@ def pauses(every_s: float, *rounds: Callable[[], Iterable[Measured]]) -> list[fl
 
 
 def test_pauses() -> None:
-    """The interval while it succeeds; twice as long after each consecutive failure, up to 30 s; 60 s for an absent source."""
+    """The interval while it succeeds; twice as long after each consecutive failure, up to 30 s; 60 s for an absent source.
+
+    One that may come soon is looked for again after the interval.
+    """
     down, absent = failing(OSError("x")), failing(NotAvailable("x"))
     assert pauses(1.0, *[down] * 8) == [2, 4, 8, 16, 30, 30, 30, 30]
     assert pauses(1.0, *[down] * 2_000)[-1] == 30
     assert pauses(0.1, *[down] * 10) == pytest.approx([0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30, 30])
     assert pauses(100.0, down, down, absent) == [100, 100, 100]
     assert pauses(1.0, absent, absent, down, absent, down) == [60, 60, 2, 60, 2]
+    assert pauses(15.0, failing(NotAvailable("x", is_coming=True)), absent) == [15, 60]
     up, again = pauses(1.0, down, succeed, down)[1:]
     assert 0.9 < up <= 1 and again == 2
 

@@ -59,6 +59,7 @@ class World:
 
     def __init__(self, *named: tuple[str, str], proc: Proc | None = LIVE, taken: str = "") -> None:
         self.now_s, self.added = 1_000.0, list[EngineMetrics]()
+        self.is_coming = False
         self.engine_registry = EngineRegistry(LIVE)
         self.discovery = EngineDiscovery(
             named, proc, self.engine_registry, self._add, 1.0, lambda: self.now_s, excluded=[taken] if taken else []
@@ -74,6 +75,7 @@ class World:
             (found,) = self.discovery.collect(NOW)
         except NotAvailable as error:
             assert "set LEGATO_ENGINES to the URL of an engine" in str(error)
+            self.is_coming = error.is_coming
             return 0
         assert isinstance(found, Measurement) and (found.metric, found.unit) == ("legato.agent.engines", "{engine}")
         return found.value
@@ -238,6 +240,7 @@ def test_an_engine_that_is_loading_is_found_when_it_is_ready(ports: set[int], mo
             with monkeypatch.context() as patch:
                 patch.setattr(discovery, "_PROBE_TIMEOUT_S", 1e-9)
                 assert world.count() == 0
+        assert world.is_coming
         engine.status = ""
         assert world.count() == 1
 

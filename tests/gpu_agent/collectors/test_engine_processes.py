@@ -32,17 +32,35 @@ def pipe(tmp_path: pathlib.Path) -> pathlib.Path:
     return path
 
 
+class _Searched(Proc):
+    """Notes in ``tree`` the processes that are asked whether they hold the pipe."""
+
+    def __init__(self, root: pathlib.Path, tree: Tree) -> None:
+        super().__init__(root)
+        self._tree = tree
+
+    def holds_file(self, pid: int, name: str, file_id: tuple[int, int]) -> bool:
+        """Return whether it does."""
+        self._tree.searched.add(pid)
+        return super().holds_file(pid, name, file_id)
+
+
 class Tree:
     """A written /proc, and what is found in it for these engines."""
 
     def __init__(self, root: pathlib.Path, pipe: pathlib.Path) -> None:
         self._root, self._pipe = node(root), Pipe(pipe.name, file_id(pipe.stat()))
-        self._found = EngineProcesses(Proc(root))
+        self._found = EngineProcesses(_Searched(root, self))
+        self.searched = set[int]()
+        """The processes that the last look asked whether they hold the pipe."""
 
-    def find(self, engines: dict[str, KnownEngine], *processes: Process, listening: dict[int, int] | None = None) -> Found:
-        """Write the processes, and look."""
+    def find(
+        self, engines: dict[str, KnownEngine], *processes: Process, listening: dict[int, int] | None = None, is_writing: bool = True
+    ) -> Found:
+        """Write the processes, and look. ``is_writing``: all engines have written since the last look."""
         write(self._root, processes=processes, listening=listening or {})
-        return self._found.find(engines, self._pipe)
+        self.searched.clear()
+        return self._found.find(engines, self._pipe, engines if is_writing else ())
 
 
 @pytest.fixture
@@ -115,6 +133,16 @@ def test_a_restarted_plugin_is_found_again(tree: Tree, pipe: pathlib.Path) -> No
     os.mkfifo(other)
     assert tree.find({ID: PLUGIN}, Process(40, sockets=(557,), files=(other,), network="3", listening={8000: 557})) == {ID: ()}
     assert tree.find({ID: PLUGIN}, *pod(40, pipe)) == {ID: (40, 41)}
+
+
+def test_an_engine_that_has_ended_is_not_searched_for(tree: Tree, pipe: pathlib.Path) -> None:
+    """All files of a node's processes were read every 15 s. When it writes again, it is found."""
+    both = {"a": KnownEngine(has_plugin=True), "b": KnownEngine(has_plugin=True)}
+    other, stranger = pod(20, pipe, "b", 556), Process(30)
+    assert tree.find(both, *pod(10, pipe, "a"), *other, stranger) == {"a": (10, 11), "b": (20, 21)}
+    assert tree.find(both, *other, stranger, is_writing=False) == {"a": (), "b": (20, 21)} and 30 in tree.searched
+    assert tree.find(both, *other, stranger, is_writing=False) == {"a": (), "b": (20, 21)} and tree.searched == {20}
+    assert tree.find(both, *other, *pod(30, pipe, "a")) == {"a": (30, 31), "b": (20, 21)}
 
 
 # Listens at a port of a network namespace where it is alone, with the pipe open, and ends with its input.

@@ -72,6 +72,24 @@ def test_a_stopped_engine_has_no_processes(clock: Clock) -> None:
         assert engine_registry.pids() == {"e": ()}
 
 
+def test_each_scan_knows_which_engines_have_written(clock: Clock, tree: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the plugins' datagrams since the scan before; a scrape is none."""
+    engine_registry, seen = EngineRegistry(Proc(tree), clock), list[set[str]]()
+
+    def find(_: object, __: object, writing: set[str]) -> dict[str, tuple[int, ...]]:
+        seen.append(writing)
+        return {}
+
+    monkeypatch.setattr(engine_registry._processes, "find", find)
+    for written in (("a", "b"), ("b",), ()):
+        engine_registry.register("scraped", "http://127.0.0.1:8000")
+        for engine in written:
+            engine_registry.register(engine, has_plugin=True)
+        clock.now_s += POLL_EVERY_S
+        engine_registry.pids()
+    assert seen == [{"a", "b"}, {"b"}, set()]
+
+
 def test_an_engine_without_its_root_owns_the_remaining_listeners(clock: Clock) -> None:
     """The socket was inherited, so the child that holds it is the root."""
     engine_registry = EngineRegistry(LIVE, clock)

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import Literal, NamedTuple
 
 import httpx
 
 from legato_ingest.cli.client import Reader
-from legato_ingest.errors import LegatoError
+from legato_ingest.errors import LegatoError, SettingsError
 from legato_ingest.settings import Settings
 
 __all__ = ["Check", "Finding", "Setup", "State", "examine", "fault", "skipped", "warning", "well"]
 
 State = Literal["well", "warning", "fault", "skipped"]
 _TIMEOUT_S = 10.0
-# Through the environment's proxies, except to this host, which a proxy does not reach.
-_DIRECT = dict.fromkeys(("all://localhost", "all://127.0.0.1", "all://[::1]"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +71,29 @@ class Check(NamedTuple):
 
 
 def _request(method: str, url: str, headers: dict[str, str], content: bytes | None = None) -> httpx.Response:
-    with httpx.Client(mounts=_DIRECT, timeout=_TIMEOUT_S) as client:
+    with _client(url) as client:
         return client.request(method, url, headers=headers, content=content)
+
+
+def _client(url: str) -> httpx.Client:
+    """Return a client with the environment's certificates, and its proxies, except to this host, which a proxy does not reach."""
+    is_elsewhere = not _is_this_host(url)
+    try:
+        return httpx.Client(verify=httpx.create_ssl_context(), trust_env=is_elsewhere, timeout=_TIMEOUT_S)
+    except (ImportError, ValueError, httpx.InvalidURL) as error:
+        # httpx makes the client of each proxy at once.
+        raise SettingsError(
+            f"a proxy of the environment cannot be used ({error}): unset ALL_PROXY, HTTPS_PROXY or HTTP_PROXY, or set one of HTTP"
+        ) from None
+
+
+def _is_this_host(url: str) -> bool:
+    host = httpx.URL(url).host.removesuffix(".")
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    return address.is_loopback or address.is_unspecified
 
 
 def bearer(token: str) -> dict[str, str]:

@@ -116,13 +116,19 @@ def test_closed_ports(installation: Installation) -> None:
     assert "start `legato serve`" in installation.findings(gone)["OTLP endpoint"].todo
 
 
-def test_a_proxy_of_the_environment_is_not_asked_about_this_host(installation: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It does not reach this host: its answer would be taken for that of Legato's port."""
-    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
-        monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
+@pytest.mark.parametrize("scheme", ["http", "socks5", "unknown"])
+def test_a_proxy_of_the_environment_is_not_asked_about_this_host(
+    installation: Installation, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    """It does not reach this host: its answer would be taken for that of Legato's port. Elsewhere one that cannot be used is named."""
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, f"{scheme}://user:secret@127.0.0.1:{free_port()}")
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
     assert installation.faults() == set()
+    if scheme == "unknown":
+        found = installation.findings(replace(installation.setup, otlp_url="http://models.example:4318"))["OTLP endpoint"].found
+        assert "a proxy of the environment cannot be used" in found and "secret" not in found
 
 
 def test_another_program_on_the_port(installation: Installation) -> None:
