@@ -3,7 +3,8 @@
 A file holds one statement. The missing files are applied in order; then their numbers and SHA-256 are recorded in the table
 `schema_migrations`, in one insert, because an insert takes longer than most of the statements. A file that was changed after it was
 applied, or a store with more files than this version has, is an error: continuing would lose data. If the process is killed before the
-record, the next run applies the same files again: each statement may run twice, and a CREATE then finds that its object exists.
+record, the next run applies the same files again: each statement may run twice, and a CREATE then finds that its object exists. An instance
+that applies the files at the same time and is killed may leave an older view than the records say, so each run compares the views.
 
 `replaced.json` in the same folder lists the files that the numbered files replaced (a squash). A store with exactly these files applied
 has the same tables, so only the new records are written. This module never drops or alters a table of data.
@@ -35,6 +36,15 @@ _REPLACED = "replaced.json"
 # Error codes of ClickHouse.
 _ALREADY_EXISTS = 57
 _UNKNOWN_TABLE = 60
+_VIEW = re.compile(r"CREATE (?:OR REPLACE )?VIEW (\w+)(?: ON CLUSTER '\{cluster\}')? AS\s+(.*)", re.DOTALL)
+# The views with another statement than given. ClickHouse adds the database to the names of tables, and has a layout of statements.
+_OLDER_VIEWS = """
+SELECT name FROM system.tables
+WHERE database = currentDatabase() AND name IN {names}
+    AND formatQuerySingleLine(replaceAll(as_select, database || '.', ''))
+        != formatQuerySingleLine(replaceAll(transform(name, {names}, [{statements}], ''), database || '.', ''))
+ORDER BY name
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +129,7 @@ def apply(store: Store, migrations: Sequence[Migration]) -> list[Migration]:
             )
     missing = [migration for migration in migrations if migration.number not in done]
     _apply_all(store, missing)
+    _replace_older_views(store, migrations)
     store.keep_merged_parts()
     try:
         store.make_tenant_views()
@@ -142,6 +153,17 @@ def _apply_all(store: Store, missing: Sequence[Migration]) -> None:
     finally:
         if done:
             _record(store, done)
+
+
+def _replace_older_views(store: Store, migrations: Sequence[Migration]) -> None:
+    """Make each view again that differs from its newest file, with its comments."""
+    newest = {found[1]: (migration.number, found[2]) for migration in migrations if (found := _VIEW.search(migration.statement))}
+    statements = ", ".join(literal(statement) for _, statement in newest.values())
+    for (name,) in store.select(_OLDER_VIEWS.format(names=list(newest), statements=statements)) if newest else ():
+        _log.warning("the view %s is of an earlier version: it is made again", name)
+        for migration in migrations[newest[str(name)][0] - 1 :]:
+            if re.search(rf"(VIEW|ALTER TABLE) {name}\b", migration.statement):
+                store.command(migration.statement)
 
 
 def _record(store: Store, migrations: Sequence[Migration]) -> None:

@@ -26,6 +26,20 @@ __all__ = ["ServerStore"]
 # How long a measured difference between this host's clock and the server's is used.
 _CLOCK_S = 60.0
 _TIMEOUT_S = 60
+# The defaults, because the profile of the user may have others: they change what a statement means, or what readers of JSON get.
+_MEANING: Mapping[str, int] = dict.fromkeys(
+    (
+        "aggregate_functions_null_for_empty",
+        "cast_keep_nullable",
+        "data_type_default_nullable",
+        "group_by_use_nulls",
+        "join_use_nulls",
+        "output_format_json_quote_64bit_integers",
+        "prefer_column_name_to_alias",
+        "transform_null_in",
+    ),
+    0,
+)
 
 
 class ServerStore(ClientStore):
@@ -88,7 +102,7 @@ class ServerStore(ClientStore):
             password=self._password,
             database=database or self._address.database,
             secure=self._address.tls,
-            settings=settings,
+            settings={**_MEANING, **settings},
             # In a session only one statement can run at a time, and settings would carry over to later statements.
             autogenerate_session_id=False,
             send_receive_timeout=_TIMEOUT_S,

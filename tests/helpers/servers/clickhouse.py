@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pathlib
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -40,11 +41,14 @@ class Server:
 
 
 @contextlib.contextmanager
-def clickhouse(folder: pathlib.Path, port: int = 0, *, migrated: bool = False) -> Iterator[Server]:
+def clickhouse(
+    folder: pathlib.Path, port: int = 0, *, migrated: bool = False, profile: Mapping[str, str] | None = None
+) -> Iterator[Server]:
     """An empty database. CLICKHOUSE_URL (``http://USER:PASSWORD@HOST:8123``) names the server; without it the server is the twin.
 
     The database of CLICKHOUSE_URL is dropped at the end; the folder of the twin is left. With ``migrated`` the twin starts with the whole
     schema, which saves time; the database of a real server is empty nevertheless, so call `migrate.apply` in any case.
+    ``profile``: the settings of the twin's user.
     """
     given = os.environ.get("CLICKHOUSE_URL")
     if given:
@@ -56,7 +60,8 @@ def clickhouse(folder: pathlib.Path, port: int = 0, *, migrated: bool = False) -
     port = port or free_port()
     command = [sys.executable, str(pathlib.Path(__file__).with_name("twin.py")), str(folder), str(port)]
     url = f"http://127.0.0.1:{port}"
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=None) as process:
+    environ = {**os.environ, "TWIN_PROFILE": json.dumps(dict(profile or {}))}
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=None, env=environ) as process:
         try:
             _await(f"{url}/?query=SELECT+1", process)
             yield Server(f"clickhouse://default@127.0.0.1:{port}/default", "", url)

@@ -3,12 +3,14 @@
     twin.py FOLDER PORT
 
 chDB has the same engine as a server, so tables, SQL and errors are ClickHouse's, and clickhouse-connect works with the twin unchanged. The
-twin has no users, no clusters and no limits of users, and is one process on one folder. Only tests use it.
+twin has no users, no clusters and no limits of users, and is one process on one folder. TWIN_PROFILE (JSON) has the settings of the only
+profile. Only tests use it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pathlib
 import re
@@ -56,6 +58,7 @@ class _Engine:
 
     def __init__(self, folder: pathlib.Path) -> None:
         self._folder = folder
+        self._profile: dict[str, str] = json.loads(os.environ.get("TWIN_PROFILE", "{}"))
         self._idle: dict[frozenset[tuple[str, str]], list[Client]] = {}
         self._lock = threading.Lock()
 
@@ -72,7 +75,7 @@ class _Engine:
         if client is None:
             client = clickhouse_connect.get_client(interface="chdb", path=str(self._folder))
             client.command(f"USE `{database}`")
-            for name, value in sorted(settings.items(), key=lambda each: each[0] == "readonly"):
+            for name, value in sorted({**self._profile, **settings}.items(), key=lambda each: each[0] == "readonly"):
                 client.command(f"SET {name} = {value if value[:1] == '{' else repr(value)}")
         try:
             yield client

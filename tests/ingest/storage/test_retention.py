@@ -13,6 +13,7 @@ from helpers.builders.points import gauge, metrics_request
 from helpers.builders.rollup_rows import one, rollup_worker
 from helpers.builders.spans import SECOND_NS
 from helpers.servers.reading import stream, streams_in
+from helpers.servers.waiting import until
 from legato_ingest.attribution.worker import AttributionWorker
 from legato_ingest.errors import SchemaError, SettingsError
 from legato_ingest.metrics import Metrics
@@ -25,12 +26,14 @@ from legato_ingest.storage.watermark import now_ms
 
 DAY_S = 86_400
 PERIOD_NS = 300 * SECOND_NS
+COUNTED = ("stream_revs", "engine_requests", "stream_minutes")
 
 
 @pytest.fixture(autouse=True)
 def undone(store: Store) -> Iterator[None]:
     """Remove all rules after each test."""
     yield
+    store.command("SYSTEM START TTL MERGES")
     set_retention(store, 0)
 
 
@@ -116,11 +119,88 @@ def test_a_timeline_can_be_deleted_before_its_stream(store: Store) -> None:
     before = [store.select(sql) for sql in (verdicts, minutes, statistics)]
     assert len(before[0]) == 1 and len(before[1]) == 2
     set_retention(store, 0, 30)
-    store.command("ALTER TABLE stream_revs MATERIALIZE TTL SETTINGS mutations_sync = 1")
+    merge(store, "stream_revs")
     assert store.select("SELECT notEmpty(dt_us), gap_max_us > 600000 FROM streams ORDER BY start_time") == [(0, 1), (1, 0)]
     worker.again(0)
     roller.again(0)
     assert [store.select(sql) for sql in (verdicts, minutes, statistics)] == before
+
+
+@pytest.mark.parametrize(("old", "new"), [(90, 30), (30, 90), (0, 30), (30, 0)])
+def test_a_changed_limit_applies_to_what_is_stored(store: Store, old: int, new: int) -> None:
+    """A shorter one deletes, a longer one keeps: rows, rollups and timelines of 40 days ago, that were stored under the old limit."""
+    # Until the limit is changed, nothing expires.
+    store.command("SYSTEM STOP TTL MERGES")
+    set_retention(store, old, 0, old)
+    store_old_rows(store)
+    set_retention(store, new, 0, new)
+    computed(store)
+    expiry = (
+        "SELECT DISTINCT delete_ttl_info_max - max_time FROM system.parts WHERE active AND rows > 0 AND table IN {tables:Array(String)}"
+    )
+    assert not new or store.select(expiry, {"tables": [*COUNTED]}) == [(new * DAY_S,)]
+    merge(store, *COUNTED)
+    kept = 0 if new == 30 else 1
+    assert [store.select(f"SELECT count() FROM {table}") for table in COUNTED] == [[(kept,)]] * len(COUNTED)
+    begun = mutations(store)
+    set_retention(store, new, 0, new)
+    assert mutations(store) == begun
+
+
+@pytest.mark.parametrize(("old", "new"), [(90, 30), (30, 90), (0, 30), (30, 0)])
+def test_a_changed_limit_applies_to_stored_timelines(store: Store, old: int, new: int) -> None:
+    """As above, while the streams are kept."""
+    store.command("SYSTEM STOP TTL MERGES")
+    set_retention(store, 400, old)
+    store_old_rows(store)
+    set_retention(store, 400, new)
+    merge(store, "stream_revs")
+    assert store.select("SELECT count(), countIf(notEmpty(dt_us)) FROM stream_revs") == [(1, 0 if new == 30 else 1)]
+    begun = mutations(store)
+    set_retention(store, 400, new)
+    assert mutations(store) == begun
+
+
+def test_an_interrupted_change_is_completed(store: Store) -> None:
+    """The process was killed when the rules were changed, and the stored parts not yet. The same holds of parts that come by a copy."""
+    store.command("SYSTEM STOP TTL MERGES")
+    set_retention(store, 90, 60, 90)
+    store_old_rows(store)
+    for what, days in (("COLUMN dt_us TTL", 30), ("TTL", 60)):
+        rule = f"{what} toDateTime(start_time) + toIntervalDay({days})"
+        store.command(f"ALTER TABLE stream_revs MODIFY {rule} SETTINGS materialize_ttl_after_modify = 0")
+    begun = mutations(store)
+    set_retention(store, 60, 30, 90)
+    merge(store, "stream_revs")
+    assert store.select("SELECT count(), countIf(notEmpty(dt_us)) FROM stream_revs") == [(1, 0)]
+    ((kept_s,),) = store.select("SELECT delete_ttl_info_max - max_time FROM system.parts WHERE active AND table = 'stream_revs'")
+    assert kept_s == 60 * DAY_S and mutations(store) > begun
+
+
+def store_old_rows(store: Store) -> None:
+    """Store a stream of 40 days ago, its minute, and a request of an engine."""
+    streams_in(store, [stream(age_s=40 * DAY_S)])
+    RollupWorker(store, load(retention_days=0), Metrics()).again(0)
+    store.command("INSERT INTO engine_requests (tenant, recorded_at) SELECT '', now64(9) - INTERVAL 40 DAY")
+
+
+def merge(store: Store, *tables: str) -> None:
+    """Let expired rows be deleted now, by the expiry that is stored with the parts."""
+    computed(store)
+    store.command("SYSTEM START TTL MERGES")
+    for table in tables:
+        store.command(f"OPTIMIZE TABLE {table} FINAL")
+
+
+def computed(store: Store) -> None:
+    """Wait until each part has its expiry."""
+    until(lambda: store.select("SELECT count() FROM system.mutations WHERE NOT is_done") == [(0,)])
+
+
+def mutations(store: Store) -> int:
+    """How many mutations the store has begun."""
+    ((count,),) = store.select("SELECT count() FROM system.mutations")
+    return int(count)
 
 
 def test_rollups_are_kept_longer_than_their_streams(store: Store) -> None:

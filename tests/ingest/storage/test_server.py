@@ -27,11 +27,16 @@ from legato_ingest.storage.retention import set_retention
 from legato_ingest.storage.watermark import Watermark, now_ms
 
 SCHEMA = pathlib.Path(__file__).resolve().parents[3] / "schema"
+# A profile for other applications, of standard SQL and with numbers as JavaScript needs them.
+STANDARD = (
+    "join_use_nulls transform_null_in group_by_use_nulls aggregate_functions_null_for_empty cast_keep_nullable data_type_default_nullable"
+    " prefer_column_name_to_alias output_format_json_quote_64bit_integers"
+)
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with clickhouse(tmp_path_factory.mktemp("server")) as running:
+    with clickhouse(tmp_path_factory.mktemp("server"), profile=dict.fromkeys(STANDARD.split(), "1")) as running:
         yield running
 
 
@@ -64,6 +69,13 @@ def test_rows_are_stored_and_read(store: Store) -> None:
     assert store.select_arrow("SELECT trace_id FROM streams").num_rows == 2
     assert store.query_bytes("SELECT count() FROM streams WHERE gap_max_us > {gap:UInt64}", {"gap": "400000"}) == b"1\n"
     assert store.query_bytes("SELECT 1 AS one", fmt="JSONEachRow") == b'{"one":1}\n'
+
+
+def test_the_profile_of_the_user_changes_no_result(store: Store) -> None:
+    """Neither of Legato's own statements nor of readers: a join gives 0, not NULL, for what it did not find."""
+    joined = "SELECT toUInt64(x) AS x FROM (SELECT 1 AS a) AS one LEFT JOIN (SELECT 2 AS a, 5 AS x) AS other USING a"
+    assert store.select(joined) == [(0,)] and store.query_bytes(joined, fmt="JSONEachRow") == b'{"x":0}\n'
+    assert store.query_bytes("SELECT sum(number), NULL IN (NULL) FROM numbers(0)") == b"0\t\\N\n"
 
 
 def test_a_reader_changes_nothing_and_has_limits(store: Store) -> None:
