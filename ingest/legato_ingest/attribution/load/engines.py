@@ -215,6 +215,7 @@ def _engines_by_requests(store: Store, served: Mapping[EngineKey, _Served]) -> t
             {response: int(each.steps.recorded_ns[step]) for response, step in each.last_step.items()},
             (around[each.engine][0], around[each.engine][1] + AROUND_NS),
             served[each.engine].streamed,
+            frozenset(stream.clock for stream in served[each.engine].streams if stream.server is None),
         )
         for key, each in read.items()
     }
