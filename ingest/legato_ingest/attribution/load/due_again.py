@@ -39,17 +39,24 @@ GROUP BY tenant, engine_id
 LIMIT {most} BY tenant"""
 _TIMES_OF_TENANT = "SELECT toUnixTimestamp64Nano(min(recorded_at)), toUnixTimestamp64Nano(max(recorded_at)) FROM {records}"
 # A request is recorded with the step in which it ended. An idle engine makes none for long: its agent repeats the last step then, which is
-# not new.
-_LATE_REQUESTS = """
+# not new. Processes with one engine id count their steps alike, so both the step and the time are those of new steps, the time with slack.
+_WITH_STEPS_NS = 1_000_000_000
+_LATE_REQUESTS = f"""
 SELECT tenant, engine_id, recorded_at, response_id FROM engine_requests
 LEFT JOIN
 (
-    SELECT tenant, engine_id, min(step) AS first, max(step) AS last, min(recorded_at) AS low, max(recorded_at) AS high
+    SELECT
+        tenant, engine_id, min(step) AS first, max(step) AS last,
+        toUnixTimestamp64Nano(min(recorded_at)) AS low_ns, toUnixTimestamp64Nano(max(recorded_at)) AS high_ns
     FROM engine_steps
-    WHERE {new}
+    WHERE {{new}}
     GROUP BY tenant, engine_id
 ) AS steps USING (tenant, engine_id)
-WHERE {new} AND response_id != '' AND NOT if(step = 0, recorded_at BETWEEN low AND high, step BETWEEN first AND last)"""
+WHERE {{new}} AND response_id != '' AND NOT
+    (
+        (step = 0 OR step BETWEEN first AND last)
+        AND toUnixTimestamp64Nano(recorded_at) BETWEEN low_ns - {_WITH_STEPS_NS} AND high_ns + {_WITH_STEPS_NS}
+    )"""
 # A request waits this long for a step that is sent with it, and then has its time.
 _REQUEST_LATE_NS = 30_000 * _MS
 # A stream of several hours is looked for this long before, and is received this much earlier at most, by another clock.

@@ -44,6 +44,18 @@ FROM engine_steps
 WHERE {{inside}} AND {IS_RANK} AND {{which}}
 ORDER BY tenant, length(engine_id), engine_id
 LIMIT {{most}} BY tenant, {SERVER}"""
+# The servers with a rank that has steps near the streams, or of which nothing has: then clocks differ. A rank that was removed an hour ago
+# served none of them. Of hours only the ids of ranks are read, which most servers do not have.
+_RANKED = f"""
+SELECT tenant, {SERVER} AS server
+FROM
+(
+    SELECT DISTINCT tenant, engine_id, 0 AS is_near FROM engine_steps WHERE {{inside}} AND {IS_RANK} AND {{which}}
+    UNION ALL
+    SELECT DISTINCT tenant, engine_id, 1 AS is_near FROM engine_steps WHERE {{near}} AND {{which}}
+)
+GROUP BY tenant, server
+HAVING countIf({IS_RANK}) > 0 AND maxIf(is_near, {IS_RANK}) = max(is_near)"""
 # The steps of so many other ranks are read for each engine.
 _RANKS_MAX = 16
 # Conditions of one query.
@@ -140,8 +152,9 @@ def _servers_with_ranks(store: Store, streams: Sequence[Stream]) -> set[EngineKe
     if not servers:
         return set()
     low, high = min(stream.first_ns for stream in streams), max(stream.last_ns for stream in streams)
-    ranks = _ranks_behind(store, servers, (low - CLOCKS_APART_NS, high + CLOCKS_APART_NS), 1)
-    return {(tenant, server_of(engine)) for tenant, engine in ranks} & servers
+    near, inside = (between_ns("recorded_at", low - apart, high + apart) for apart in (AROUND_NS, CLOCKS_APART_NS))
+    found = store.select(_RANKED.format(near=near, inside=inside, which=is_behind(servers)))
+    return {(str(unquoted(tenant)), str(unquoted(server))) for tenant, server in found} & servers
 
 
 def _ranks_behind(store: Store, engines: Collection[EngineKey], window: Window, most: int) -> list[EngineKey]:
@@ -215,6 +228,7 @@ def _engines_by_requests(store: Store, served: Mapping[EngineKey, _Served]) -> t
             {response: int(each.steps.recorded_ns[step]) for response, step in each.last_step.items()},
             (around[each.engine][0], around[each.engine][1] + AROUND_NS),
             served[each.engine].streamed,
+            frozenset(stream.clock for stream in served[each.engine].streams if stream.server is None),
         )
         for key, each in read.items()
     }

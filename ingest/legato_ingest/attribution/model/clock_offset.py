@@ -22,9 +22,8 @@ _ERROR_SAMPLES_MIN = 30
 def clock_offset(last_send_ns: NDArray[np.int64], recorded_ns: NDArray[np.int64]) -> tuple[int, int | None] | None:
     """Return the records' clock minus the other clock, and how much larger the true offset may be (``None``: unknown), in ns.
 
-    ``last_send_ns``: the last send (or arrival) of each finished request, also of a chunk without content; ``recorded_ns``: the record of
-    its last step. Without any request
-    the result is ``None``.
+    ``last_send_ns``: the send (or arrival) of the chunk of each finished request's last step, also without content; ``recorded_ns``: the
+    record of that step. Without any request the result is ``None``.
     """
     if not len(last_send_ns):
         return None

@@ -154,3 +154,6 @@ def test_requests_that_come_with_their_steps_are_no_further_search(store: Store)
     assert store.select(late) == []
     store.command("TRUNCATE TABLE engine_steps")
     assert len(store.select(late)) == 1
+    # Another process with this engine id has steps of the same numbers later: on a node that is set up alike, or after a restart.
+    put(store, steps(World(offset_ns=120_000 * MS), 0, epoch_ns=6, ended=[]), WORLD_RECEIVED_NS)
+    assert len(store.select(late)) == 1

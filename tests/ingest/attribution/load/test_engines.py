@@ -205,14 +205,22 @@ def test_two_api_servers_record_the_steps_of_one_engine(store: Store, late_max_u
     assert _causes(store) == {trace_id(number).hex(): ("scheduling", "likely", 200) for number in (0, 1)}
 
 
-@pytest.mark.parametrize(("has_ranks", "causes"), [(True, {"generation"}), (False, {"scheduling"})])
-def test_a_cancelled_stream_may_be_of_any_rank(store: Store, has_ranks: bool, causes: set[str]) -> None:
-    """The server's id is that of its first rank, too. Without a record of the request the steps of the first rank are no evidence."""
+@pytest.mark.parametrize(
+    ("rank_before_s", "causes"),
+    [(0, {"generation"}), (None, {"scheduling"}), (3_600, {"scheduling"})],
+    ids=["two ranks", "no ranks", "a rank an hour ago"],
+)
+def test_a_cancelled_stream_may_be_of_any_rank(store: Store, rank_before_s: int | None, causes: set[str]) -> None:
+    """The server's id is that of its first rank, too. Without a record of the request the steps of the first rank are no evidence.
+
+    A rank that was removed before the stream did not serve it.
+    """
     world = World(prefill={200: 3_000})
     put(store, steps(world, 4), RECEIVED_NS)
     store.command("DELETE FROM engine_requests WHERE response_id = 'chatcmpl-1'")
-    if has_ranks:
-        put(store, steps(World(seed=3), 0, engine_id="e/1"), RECEIVED_NS)
+    if rank_before_s is not None:
+        rank = World(seed=3, offset_ns=-rank_before_s * 1_000 * MS)
+        put(store, steps(rank, 0, engine_id="e/1", epoch_ns=3), RECEIVED_NS)
     _put_streams(store, world, 1)
     for vantage in ("server", "client"):
         put(store, stream(world, vantage, outcome="client_cancel"), RECEIVED_NS)
