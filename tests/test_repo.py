@@ -48,6 +48,7 @@ TESTED_BY = {
     "ingest/legato_ingest/cli/doctor/findings.py": "tests/ingest/cli/doctor/test_doctor.py",
     "ingest/legato_ingest/dashboards/files.py": "tests/dashboards/test_provisioning.py",
     "ingest/legato_ingest/cli/live.py": "tests/dashboards/test_panels_now.py",
+    "ingest/legato_ingest/reports/live.py": "tests/dashboards/test_panels_now.py",
     "ingest/legato_ingest/otlp/model.py": "tests/ingest/otlp/test_spans.py",
     "ingest/legato_ingest/query/reads.py": "tests/ingest/query/test_app.py",
     "ingest/legato_ingest/reports/senders.py": "tests/ingest/cli/doctor/test_emitters.py",

@@ -8,6 +8,7 @@ from dashboards.panels import Kit, lines, number, rows
 from dashboards.sample_sql import values
 from dashboards.scales import word
 from dashboards.sql_fragments import SECONDS_OF_POINT, filters, in_whole_minutes
+from legato_ingest.reports.live import STALLED_STREAMS
 
 __all__ = ["board"]
 
@@ -52,25 +53,12 @@ WHERE $__timeFilter_ms(recorded_at) AND NOT resumed
     AND {_WHICH}
 GROUP BY time, service
 ORDER BY time, service"""
-# A verdict of an earlier gap of the stream is not the cause of this one. The verdict of this gap is at one of the stream's vantages.
 STALLED = f"""
 SELECT
-    lower(hex(trace_id)) AS stream, vantage, service_name AS service, model,
-    max(engine_id::String) OVER (PARTITION BY tenant, trace_id) AS engine, silence_us / 1e6 AS "silent for", start_time AS started,
-    multiIf(
-        gap_start_us = 0, 'waits for its first output',
-        newest.2 = gap_start_us, newest.1,
-        maxIf(newest.1, newest.2 = gap_start_us) OVER (PARTITION BY tenant, trace_id) AS at_another != '', at_another,
-        'not judged yet') AS "cause so far"
-FROM stalled_streams
-LEFT JOIN
-(
-    SELECT tenant, start_time, trace_id, span_id, argMax((cause::String, gap_start_us), gap_start_us) AS newest
-    FROM verdicts FINAL
-    WHERE cause != 'base' AND judged_at > now64(3) - INTERVAL 1 HOUR
-        AND (tenant, start_time, trace_id, span_id) IN (SELECT tenant, start_time, trace_id, span_id FROM stalled_streams)
-    GROUP BY tenant, start_time, trace_id, span_id
-) AS judged USING (tenant, start_time, trace_id, span_id)
+    lower(hex(trace_id)) AS stream, vantage, service_name AS service, model, engine, silence_us / 1e6 AS "silent for",
+    start_time AS started,
+    multiIf(cause != '', cause, gap_start_us = 0, 'waits for its first output', 'not judged yet') AS "cause so far"
+FROM ({STALLED_STREAMS})
 WHERE {_WHICH}
 ORDER BY silence_us DESC, stream, vantage
 LIMIT 200"""

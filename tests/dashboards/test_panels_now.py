@@ -341,7 +341,28 @@ def test_the_cause_so_far_is_that_of_the_open_gap(store: Store) -> None:
     console = Console(width=160)
     with console.capture() as capture:
         console.print(render(found, LiveQuery()))
-    assert capture.get().count("kv_pressure") == 1 and capture.get().count("not judged yet") == 2
+    assert capture.get().count("kv_pressure") == 2 and capture.get().count("not judged yet") == 1
+    assert [(row["trace"][:2], row["cause"], row["confidence"]) for row in as_json(found)["stalled"]] == [
+        ("01", "kv_pressure", "likely"), ("01", "kv_pressure", "likely"), ("02", "", ""),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("service", ["", "engine"])
+def test_the_cause_of_another_call_is_none_of_a_stream(store: Store, service: str) -> None:
+    """Of two clients of a trace, and of their servers, for the board and the command, which may show one service alone."""
+    silent(store, 1, 40)
+    judge(store, "1", 0)
+    silent(store, 1, 33)
+    silent(store, 1, 36, vantage="server", service="engine")
+    with reading(store) as url, httpx.Client(timeout=60) as client:
+        asked = Asked(Past(time.time_ns(), "", {}), store, url, client)
+        listed = asked.panel("now", "Stalled now", asked.past.view("", 1, 60)).as_rows()
+        found = as_json(fetch(Reader(url).rows, LiveQuery(service)))["stalled"]
+    assert [(row["vantage"], row["cause so far"]) for row in listed] == [
+        ("client", "kv_pressure"), ("server", "not judged yet"), ("client", "not judged yet"),
+    ]  # fmt: skip
+    expected = [("client", "kv_pressure"), ("server", ""), ("client", "")]
+    assert [(row["vantage"], row["cause"]) for row in found] == [each for each in expected if not service or each[0] == "server"]
 
 
 @pytest.mark.parametrize("processes", [1, 20])

@@ -96,9 +96,7 @@ def _stalled(rows: Sequence[Row], limit: int) -> FittedTable:
     for row in (clean(each) for each in rows[:limit]):
         silent = duration(int(row["silence_us"]))
         waits = "waits for its first output" if int(row["gap_start_us"]) == 0 else "not judged yet"
-        # The newest verdict can be that of an earlier gap of the stream.
-        is_judged = row["cause"] and int(row["judged_start_us"]) == int(row["gap_start_us"])
-        why = f"{row['cause']} · {row['confidence']}" if is_judged else waits
+        why = f"{row['cause']} · {row['confidence']}" if row["cause"] else waits
         who = f"{row['service'] or '(no service)'} · {row['model'] or '(no model)'}"
         table.add_row(row["trace"][:12], row["vantage"], who, row["engine"] or DASH, silent, duration(1e6 * int(row["age_s"])), why)
     if len(rows) > limit:

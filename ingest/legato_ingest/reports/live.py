@@ -12,7 +12,7 @@ from typing import Any
 
 from legato_ingest.reports.rows import Row, Run
 
-__all__ = ["LiveQuery", "LiveResult", "as_json", "count_stalled", "fetch"]
+__all__ = ["STALLED_STREAMS", "LiveQuery", "LiveResult", "as_json", "count_stalled", "fetch"]
 
 # As many rows as a query returns at most.
 _ALL = 2**32 - 1
@@ -25,22 +25,40 @@ WHERE {_WHICH}
 GROUP BY service, vantage, model
 ORDER BY in_flight DESC, service, vantage, model
 """
-# A stream is stalled at each of its vantages; the client's row has the engine that the server's row names.
-STALLED = f"""
-WITH (SELECT if(count() = 0, now64(9), min(start_time)) FROM stalled_streams) AS first_start
+# The verdict on a stalled stream is at one of its vantages, and its rows at the others have it, too, as they have the engine that the
+# server's row names. Where a trace has several silent streams at a vantage, nothing shows whether they are of one call. A verdict on an
+# earlier gap of a stream says nothing about the open one.
+STALLED_STREAMS = """
 SELECT
-    lower(hex(trace_id)) AS trace, vantage, service_name AS service, model, silence_us, gap_start_us,
-    max(engine_id::String) OVER (PARTITION BY tenant, trace_id) AS engine,
-    dateDiff('second', start_time, now()) AS age_s, newest.1 AS cause, newest.2 AS confidence, newest.3 AS judged_start_us
-FROM stalled_streams
-LEFT JOIN
+    tenant, trace_id, vantage, service_name, model, start_time, gap_start_us, silence_us, max(engine_id::String) OVER streams AS engine,
+    multiIf(
+        gap_start_us = 0, ('', ''),
+        own.1 != '', own,
+        count() OVER streams = uniqExact(vantage) OVER streams, max(own) OVER streams,
+        ('', '')) AS so_far,
+    so_far.1 AS cause, so_far.2 AS confidence
+FROM
 (
-    SELECT tenant, start_time, trace_id, span_id, argMax((cause::String, confidence::String, gap_start_us), gap_start_us) AS newest
-    FROM verdicts FINAL
-    WHERE cause != 'base' AND judged_at > now64(3) - INTERVAL 1 HOUR AND start_time >= first_start
-        AND (tenant, start_time, trace_id, span_id) IN (SELECT tenant, start_time, trace_id, span_id FROM stalled_streams)
-    GROUP BY tenant, start_time, trace_id, span_id
-) AS judged USING (tenant, start_time, trace_id, span_id)
+    WITH (SELECT if(count() = 0, now64(9), min(start_time)) FROM stalled_streams) AS first_start
+    SELECT *, if(newest.3 = gap_start_us, (newest.1, newest.2), ('', '')) AS own
+    FROM stalled_streams
+    LEFT JOIN
+    (
+        SELECT tenant, start_time, trace_id, span_id, argMax((cause::String, confidence::String, gap_start_us), gap_start_us) AS newest
+        FROM verdicts FINAL
+        WHERE cause != 'base' AND judged_at > now64(3) - INTERVAL 1 HOUR AND start_time >= first_start
+            AND (tenant, start_time, trace_id, span_id) IN (SELECT tenant, start_time, trace_id, span_id FROM stalled_streams)
+        GROUP BY tenant, start_time, trace_id, span_id
+    ) AS judged USING (tenant, start_time, trace_id, span_id)
+)
+WINDOW streams AS (PARTITION BY tenant, trace_id)"""
+"""The stalled streams, a row for each vantage, with the ``engine``, and with the ``cause`` of the open gap and its ``confidence``; both are
+empty if it is not judged yet. The dashboard "Now" reads it as well."""
+STALLED = f"""
+SELECT
+    lower(hex(trace_id)) AS trace, vantage, service_name AS service, model, silence_us, gap_start_us, engine,
+    dateDiff('second', start_time, now()) AS age_s, cause, confidence
+FROM ({STALLED_STREAMS})
 WHERE {_WHICH}
 ORDER BY silence_us DESC, trace, vantage
 LIMIT {{rows:UInt32}}

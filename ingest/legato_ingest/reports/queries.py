@@ -125,7 +125,10 @@ LIMIT {{limit:UInt32}}
 # once. Clients of other libraries often know no chunk.
 _COUNTED_VANTAGE = """(vantage = 'client' OR vantage = 'server' AND (tenant, trace_id) NOT IN
         (SELECT tenant, trace_id FROM streams WHERE vantage = 'client' AND (%s IS NOT NULL OR NOT ended) AND %s))"""
-_JUDGED_VANTAGE = _COUNTED_VANTAGE % ("chunks", _WITHIN)
+# A server of a call without a recorded client counts, too, although its trace has the client of another one: it has verdicts on stalls.
+_JUDGED_VANTAGE = f"""({_COUNTED_VANTAGE % ("chunks", _WITHIN)}
+    OR vantage = 'server' AND (tenant, start_time, trace_id, span_id) IN
+        (SELECT tenant, start_time, trace_id, span_id FROM verdicts FINAL WHERE vantage = 'server' AND cause != 'base' AND {_WITHIN}))"""
 _TTFT_VANTAGE = _COUNTED_VANTAGE % ("ttft_us", _WITHIN)
 # The judged stalls of matching streams. A gap with the cause `base` turned out to be healthy and is no stall.
 _MATCHING = f"""

@@ -45,6 +45,23 @@ def test_verdicts_of_a_server_are_not_counted_once_its_client_is_judged(store: S
     assert "1 of 4 stalls of 250 ms or more have no verdict" in " ".join(page.split())
 
 
+def test_a_stall_that_is_judged_at_a_server_beside_another_client_is_counted(store: Store) -> None:
+    """The client of call b was not recorded: its stall is one of the server's, and none that is judged at the client of call a."""
+    begun, trace = time.time_ns() - 60 * 10**9, b"t" * 16
+    calls = (("client", "app", "a", STALLED), ("server", "vllm", "a", STALLED * 2), ("server", "vllm", "b", STALLED * 3))
+    for seed, (vantage, service, response, gaps) in enumerate(calls):
+        attributes = {"legato.stream.vantage": vantage, "gen_ai.response.id": response}
+        streams_in(store, [stream(gaps, attributes=attributes, trace_id=trace, start_ns=begun)], service, seed=seed)
+    judge(store)
+    names = ("stalls_250ms", "stalls_250ms_judged", "stalls_250ms_judged_at_clients", "stalls")
+    with reading(store) as url:
+        counted = {service: [read_json(url, "blame", "--service", service)[name] for name in names] for service in ("app", "vllm")}
+        of_all, page = read_json(url, "blame"), read_text(url, "blame", "--service", "vllm")
+    assert counted == {"app": [1, 1, 0, 1], "vllm": [3, 3, 2, 3]}
+    assert [of_all[name] for name in names] == [4, 4, 0, 4]
+    assert "Judged at the clients: 2 stalls of this service's streams." in " ".join(page.split())
+
+
 def served(store: Store, response: str, engine: str, first_ms: float, trace: bytes, seed: int) -> None:
     """A stream at its server, which knows the engine, and at its client, which does not; the server sent the first token 10 ms before."""
     for vantage, at_ms in (("server", first_ms - 10), ("client", first_ms)):

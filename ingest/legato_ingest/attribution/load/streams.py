@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from legato_ingest.attribution.load.due import Due
 from legato_ingest.attribution.load.learned_offsets import CLOCKS_APART_NS
+from legato_ingest.attribution.load.other_calls import KNOWS_CHUNKS, OF_OTHER_CALLS
 from legato_ingest.attribution.load.servers import Client, Found, client_of, found_servers, key_of
-from legato_ingest.attribution.load.superseded import KNOWS_CHUNKS, OF_OTHER_CALLS
 from legato_ingest.attribution.model.gaps import GAPS_MAX
 from legato_ingest.attribution.model.judge import GapKey
 from legato_ingest.attribution.model.vantage import SocketSamples, Stream, Vantage

@@ -11,30 +11,13 @@ import pyarrow as pa
 
 from legato_ingest.attribution.load.due import Due
 from legato_ingest.attribution.load.learned_offsets import CLOCKS_APART_NS
+from legato_ingest.attribution.load.other_calls import KNOWS_CHUNKS, OF_OTHER_CALLS
 from legato_ingest.causes import HEALTHY
 from legato_ingest.definitions import SUPERSEDED_OUTCOME
 from legato_ingest.storage import Store
 
-__all__ = ["KNOWS_CHUNKS", "OF_OTHER_CALLS", "superseded_stalls"]
+__all__ = ["superseded_stalls"]
 
-# A row of a client that takes the place of its server: it runs, or has chunks. Clients of other libraries often have a summary alone.
-KNOWS_CHUNKS = f"vantage = 'client' AND outcome != '{SUPERSEDED_OUTCOME}' AND (chunks IS NOT NULL OR NOT ended)"
-
-OF_OTHER_CALLS = f"""
-SELECT tenant, trace_id, span_id FROM
-(
-    SELECT
-        tenant, trace_id, span_id, vantage, response_id,
-        countIf(vantage = 'server') OVER calls AS servers, countIf(vantage = 'client' AND response_id = '') OVER calls AS unnamed,
-        countIf(vantage = 'client') OVER (PARTITION BY tenant, trace_id, response_id) AS clients
-    FROM stream_revs FINAL
-    PREWHERE {{around}} AND {{traces}}
-    WHERE vantage = 'server' AND outcome != '{SUPERSEDED_OUTCOME}' OR {KNOWS_CHUNKS}
-    WINDOW calls AS (PARTITION BY tenant, trace_id)
-)
-WHERE vantage = 'server' AND response_id != '' AND servers > 1 AND unnamed = 0 AND clients = 0"""
-"""The servers (tenant, trace, span) in some traces that are those of no client of the trace: all clients have other response ids. The only
-server of a trace is its clients' in any case, because a gateway may give a response another id."""
 _BY_CLIENT = f"""
 vantage = 'server'
     AND (tenant, trace_id) IN (SELECT tenant, trace_id FROM stream_revs WHERE {{inside}} AND {KNOWS_CHUNKS} AND {{which}})"""

@@ -131,6 +131,41 @@ def test_the_client_of_another_call_takes_no_stall(store: Store, names: tuple[st
     assert arrive("client_b", 4) == judged - {"server_b"} | {"client_b"}
 
 
+# Name, response id, and parent of each stream. The number is the call's: its streams begin 30 s after those of the call before.
+OWN_IDS = [(f"{name}_{n}", f"{name[0]}{n}", "") for n in (0, 1) for name in ("client", "server")]
+OWN_IDS_BELOW = [(name, own, f"client_{name[-1]}" if name[0] == "s" else "") for name, own, _ in OWN_IDS]
+PROXY = [("client_0", "a", ""), ("server_0", "a", "client_0"), ("server_1", "b", "server_0")]
+FAR = [*PROXY[:2], ("gatewa_0", "", "server_0"), ("gatewa_1", "", "gatewa_0"), ("server_1", "b", "gatewa_1")]
+ALONE = ("server_2", "c", "another_")
+
+
+@pytest.mark.parametrize("is_reversed", [False, True])
+@pytest.mark.parametrize(
+    ("streams", "judged"),
+    [
+        (OWN_IDS, {"client_0", "client_1"}),  # of two calls through a gateway that gives each response its own id
+        (OWN_IDS_BELOW, {"client_0", "client_1"}),
+        (PROXY, {"client_0"}),  # the proxy has the client's id, and the engine's server its own
+        (FAR, {"client_0"}),
+        ([*PROXY, ALONE], {"client_0", "server_2"}),  # the client of this call was not recorded
+        ([*OWN_IDS_BELOW, ALONE], {"client_0", "client_1"}),  # it may be a client's, as the others are
+    ],
+)
+def test_a_stall_of_a_call_with_several_ids_counts_once(
+    store: Store, streams: list[tuple[str, str, str]], judged: set[str], is_reversed: bool
+) -> None:
+    """At the client, whether it arrives first or last."""
+    arrived_ms = 0
+    worker = AttributionWorker(store, load(attribute_grace_s=0), Metrics(), received_ms=lambda: arrived_ms)
+    for at_s, (name, own, parent) in enumerate(reversed(streams) if is_reversed else streams, 1):
+        attributes = {"gen_ai.response.id": own}
+        vantage, start_s = name[:6].replace("gatewa", "gateway"), 30 * int(name[-1])
+        put_stream(store, vantage, name, start_s, parent=parent, received_s=at_s, attributes=attributes)
+        arrived_ms = RECEIVED_NS // 10**6 + 1_000 * at_s + 1
+        worker.step()
+    assert {span.decode() for (span,) in store.select("SELECT span_id FROM verdicts FINAL WHERE cause != 'base'")} == judged
+
+
 @pytest.mark.parametrize("parents", [True, False])
 def test_the_order_of_arrival_changes_no_verdict(store: Store, parents: bool) -> None:
     """The second call of a trace takes the first one's server away, whenever it arrives; with parents both have their own."""

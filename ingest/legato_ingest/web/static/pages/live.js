@@ -87,22 +87,13 @@ function headline(now) {
   return where ? `${where}: ${still}` : still;
 }
 
-// The newest verdict can be that of an earlier gap of the stream.
-const isJudged = (row) => Boolean(row.cause) && String(row.judged_start_us) === String(row.gap_start_us);
-
-// One row a stream, with its longest silence and all vantages that report it. Its verdict is at one of them.
+// One row a stream, with its longest silence and all vantages that report it.
 function byTrace(rows) {
   const found = new Map();
   for (const row of rows) {
     const first = found.get(row.trace);
     if (!first) found.set(row.trace, { ...row, vantages: [row.vantage] });
-    else {
-      first.vantages.push(row.vantage);
-      if (isJudged(row) ? !isJudged(first) : row.cause && !first.cause) {
-        const { cause, confidence, judged_start_us, gap_start_us } = row;
-        Object.assign(first, { cause, confidence, judged_start_us, gap_start_us });
-      }
-    }
+    else first.vantages.push(row.vantage);
   }
   return [...found.values()];
 }
@@ -116,8 +107,8 @@ function stalledRow(row) {
   const bar = element("span", { class: "live-bar" });
   const length = element("strong", {});
   const waits = Number(row.gap_start_us) === 0 ? "waits for its first output" : "not judged yet";
-  const cause = isJudged(row) ? `${causeOf(row.cause).label} · ${row.confidence}` : row.cause ? `${waits}; before: ${causeOf(row.cause).label}` : waits;
-  if (isJudged(row)) bar.style.background = causeOf(row.cause).color;
+  const cause = row.cause ? `${causeOf(row.cause).label} · ${row.confidence}` : waits;
+  if (row.cause) bar.style.background = causeOf(row.cause).color;
   const who = [row.vantages.join(" and "), row.service || "(no service)", row.model || "(no model)", row.engine].filter(Boolean).join(" · ");
   const link = element("a", { href: pageUrl(`/stream/${row.trace}`), title: row.trace }, row.trace.slice(0, 12));
   const item = element("li", {}, link, element("span", { class: "live-track" }, bar), length, element("span", {}, cause), element("span", {}, who));
