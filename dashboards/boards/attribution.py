@@ -129,7 +129,8 @@ ROOT_CAUSES = f"""
 SELECT
     min(culprit_at) AS happened, cause, engine_id AS engine,
     if(empty(responses), concat('step ', toString(min(culprit_step))), arrayStringConcat(responses, ', ')) AS event,
-    uniqExact(trace_id) AS "streams hit", count() AS stalls, sum(excess_us) / 1e6 AS "beyond healthy", max(gap_us) / 1e6 AS longest,
+    uniqExact(trace_id, span_id) AS "streams hit", count() AS stalls, sum(excess_us) / 1e6 AS "beyond healthy",
+    max(gap_us) / 1e6 AS longest,
     lower(hex(argMax(trace_id, excess_us))) AS stream
 FROM
 (

@@ -51,7 +51,7 @@ export class LiveView {
     const text = headline(now);
     if (this.status.textContent !== text) this.status.textContent = text;
     this.flights.replaceChildren(...now.in_flight.map(flight));
-    this.rows = byTrace(now.stalled).slice(0, SHOWN_MAX).map(stalledRow);
+    this.rows = byStream(now.stalled).slice(0, SHOWN_MAX).map(stalledRow);
     const more = Number(now.stalled_streams) - this.rows.length;
     const rest = more > 0 ? [element("li", { class: "live-more" }, `and ${more.toLocaleString("en")} more`)] : [];
     this.list.replaceChildren(...this.rows.map(({ item }) => item), ...rest);
@@ -90,12 +90,13 @@ function headline(now) {
 // The newest verdict can be that of an earlier gap of the stream.
 const isJudged = (row) => Boolean(row.cause) && String(row.judged_start_us) === String(row.gap_start_us);
 
-// One row a stream, with its longest silence and all vantages that report it. Its verdict is at one of them.
-function byTrace(rows) {
-  const found = new Map();
+// One row a stream, with its longest silence and all vantages that report it. Its verdict is at one of them. A trace can have several
+// streams: the second longest silence of each of its vantages is that of the second stream.
+function byStream(rows) {
+  const found = [];
   for (const row of rows) {
-    const first = found.get(row.trace);
-    if (!first) found.set(row.trace, { ...row, vantages: [row.vantage] });
+    const first = found.find(({ trace, vantages }) => trace === row.trace && !vantages.includes(row.vantage));
+    if (!first) found.push({ ...row, vantages: [row.vantage] });
     else {
       first.vantages.push(row.vantage);
       if (isJudged(row) ? !isJudged(first) : row.cause && !first.cause) {
@@ -104,7 +105,7 @@ function byTrace(rows) {
       }
     }
   }
-  return [...found.values()];
+  return found;
 }
 
 function flight({ service, vantage, model, in_flight }) {
