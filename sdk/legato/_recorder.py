@@ -205,7 +205,6 @@ class StreamRecorder:
         return self._content_ns if now - self._content_ns >= silence_ns else None
 
     def _last_content_ns(self) -> int:
-        # A timeline without room for a chunk is full of earlier ones.
         return self.unkept_ns if self._dropped_ns else max(self.unkept_ns, self._last_known_ns())
 
     def _last_known_ns(self) -> int:
@@ -229,8 +228,7 @@ class StreamRecorder:
 
     @property
     def unkept_ns(self) -> int:
-        """The monotonic time of the last content that is not in the columns; 0 if there is none."""
-        # In what was lost there may have been content.
+        """The monotonic time of the last content that is not in the columns, or may have been in lost reads; 0 if there is none."""
         return max(self._dropped_ns, self.unparsed.lost_ns)
 
     @property

@@ -102,7 +102,7 @@ def test_more_chunks_than_a_timeline_holds_are_counted(spans: Spans, columns: Co
 
 @pytest.mark.parametrize("is_scanned", [False, True])
 def test_an_open_gap_begins_at_the_last_chunk_of_all(monkeypatch: pytest.MonkeyPatch, is_scanned: bool) -> None:
-    """Also where the timeline has no room for it, or the read was only counted: the span names no stall that nobody saw."""
+    """Also where the timeline has no room for it, or the read was only counted: the span names no stall that was none."""
     for module in ("_scan", "_sse", "_recorder"):
         monkeypatch.setattr(f"legato.{module}.CHUNKS_MAX", 20)
     body = Body("text/event-stream") if is_scanned else None
