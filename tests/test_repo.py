@@ -31,6 +31,7 @@ REFERENCE = ROOT / "docs" / "reference.md"
 # Modules of 100 lines or more without a test file of their own, and the file that tests them.
 TESTED_BY = {
     "ingest/legato_ingest/attribution/load/engine_steps.py": "tests/ingest/attribution/load/test_engines.py",
+    "ingest/legato_ingest/reports/live.py": "tests/dashboards/test_panels_now.py",
     "ingest/legato_ingest/storage/part_list.py": "tests/ingest/storage/test_part_scrub.py",
     "ingest/legato_ingest/storage/process_store.py": "tests/ingest/storage/test_store_process.py",
     "ingest/legato_ingest/storage/wal_records.py": "tests/ingest/storage/test_wal.py",
@@ -48,7 +49,6 @@ TESTED_BY = {
     "ingest/legato_ingest/cli/doctor/findings.py": "tests/ingest/cli/doctor/test_doctor.py",
     "ingest/legato_ingest/dashboards/files.py": "tests/dashboards/test_provisioning.py",
     "ingest/legato_ingest/cli/live.py": "tests/dashboards/test_panels_now.py",
-    "ingest/legato_ingest/reports/live.py": "tests/dashboards/test_panels_now.py",
     "ingest/legato_ingest/otlp/model.py": "tests/ingest/otlp/test_spans.py",
     "ingest/legato_ingest/query/reads.py": "tests/ingest/query/test_app.py",
     "ingest/legato_ingest/reports/senders.py": "tests/ingest/cli/doctor/test_emitters.py",

@@ -129,7 +129,8 @@ ROOT_CAUSES = f"""
 SELECT
     min(culprit_at) AS happened, cause, engine_id AS engine,
     if(empty(responses), concat('step ', toString(min(culprit_step))), arrayStringConcat(responses, ', ')) AS event,
-    uniqExact(trace_id) AS "streams hit", count() AS stalls, sum(excess_us) / 1e6 AS "beyond healthy", max(gap_us) / 1e6 AS longest,
+    uniqExact(trace_id, span_id) AS "streams hit", count() AS stalls, sum(excess_us) / 1e6 AS "beyond healthy",
+    max(gap_us) / 1e6 AS longest,
     lower(hex(argMax(trace_id, excess_us))) AS stream
 FROM
 (
@@ -160,9 +161,11 @@ def _figures() -> list[Any]:
     return [
         number(
             "Stalls judged",
-            "Stalls of 250 ms or more that have a verdict, next to the number of all such gaps: those of clients, and those of servers "
-            "without a recorded client. If fewer have a verdict, the attribution is still running, the gaps were healthy steps, or only "
-            "servers are chosen: a stall of a stream with a client is judged at the client, so it counts under the client's service.",
+            "Stalls of 250 ms or more that have a verdict, next to the number of such gaps: all of the clients, and of servers without a "
+            "recorded client those with a verdict; without clients, all of the servers. If fewer have a verdict, the attribution is still "
+            "running, the gaps were healthy steps, or only servers are chosen: a stall of a stream with a client is judged at the client, "
+            "so it counts under the client's service. Beside clients, a server's stall that is not judged yet is in neither number: "
+            "`legato blame` counts it.",
             JUDGED,
             "short",
             empty=_NONE,

@@ -8,6 +8,7 @@ from dashboards.panels import Kit, lines, number, rows
 from dashboards.sample_sql import values
 from dashboards.scales import word
 from dashboards.sql_fragments import SECONDS_OF_POINT, filters, in_whole_minutes
+from legato_ingest.definitions import count_streams
 from legato_ingest.reports.live import STALLED_STREAMS
 
 __all__ = ["board"]
@@ -15,18 +16,17 @@ __all__ = ["board"]
 _VARIABLES = {"tenant": "tenant", "service": "service_name", "model": "model", "vantage": "vantage"}
 _WHICH = filters(_VARIABLES)
 
-# A stream is known at each of its vantages and counts once.
-_STREAMS = "uniqExact(tenant, trace_id)"
 IN_FLIGHT = f"""
 SELECT
     sumIf(streams, vantage = 'client') AS "at clients", sumOrNullIf(streams, vantage = 'gateway') AS "at gateways",
     sumOrNullIf(streams, vantage = 'server') AS "at servers",
-    (SELECT {_STREAMS} FROM stalled_streams WHERE {_WHICH}) AS "stalled for 2 s or more",
-    (SELECT {_STREAMS} FROM stalled_streams WHERE silence_us >= 8000000 AND {_WHICH}) AS "for 8 s or more"
+    ({count_streams(f"stalled_streams WHERE {_WHICH}")}) AS "stalled for 2 s or more",
+    ({count_streams(f"stalled_streams WHERE silence_us >= 8000000 AND {_WHICH}")}) AS "for 8 s or more"
 FROM streams_in_flight
 WHERE {_WHICH}"""
 LONGEST = f"""
-SELECT maxOrNull(silence_us) / 1e6 AS "longest open gap", {word("gap", '"longest open gap"')} AS state, {_STREAMS} AS n
+SELECT maxOrNull(silence_us) / 1e6 AS "longest open gap", {word("gap", '"longest open gap"')} AS state,
+    ({count_streams(f"stalled_streams WHERE {_WHICH}")}) AS n
 FROM stalled_streams
 WHERE {_WHICH}"""
 # A process sends its number so often while it has any streams, and nothing while it has none.

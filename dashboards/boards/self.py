@@ -23,12 +23,25 @@ GROUP BY time, what
 ORDER BY time, what"""
 
 
+# A counter with labels has no sample before its first event: where its series begins after its process, it grew from 0. Of the 5-minute
+# rollup, a row of a series that begins within the process's first period has fewer samples than the process.
+_INSTANCE = "host, attributes['service.instance.id'] AS instance"
+_PROCESSES = f"""
+    SELECT tenant, {_INSTANCE}, min(at) AS began_at, argMin(samples, at) AS samples_then
+    FROM {values("'legato_up'")}
+    GROUP BY tenant, host, instance"""
+_IS_NEW = "before IS NULL AND samples_then > 0 AND (at > began_at OR samples < samples_then)"
+
+
 def _rates(metrics: str, named: str) -> str:
     return f"""
-SELECT $__timeInterval(at) AS time, what, 60 * sum(grown) / {SECONDS_OF_POINT} AS "per minute"
+SELECT $__timeInterval(at) AS time, what, 60 * sum(grown + if({_IS_NEW}, first_value, 0)) / {SECONDS_OF_POINT} AS "per minute"
 FROM
-({growth(metrics, f"{named} AS what")}
-)
+({growth(metrics, f"{named} AS what, tenant, {_INSTANCE}, first_value")}
+) AS counters
+LEFT JOIN
+({_PROCESSES}
+) AS processes USING (tenant, host, instance)
 WHERE {in_whole_minutes("at")}
 GROUP BY time, what
 ORDER BY time, what"""

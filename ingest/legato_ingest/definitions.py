@@ -34,6 +34,7 @@ __all__ = [
     "by_tenant",
     "VERDICT_SCOPE",
     "counter_growth",
+    "count_streams",
     "server_of",
 ]
 
@@ -111,6 +112,21 @@ def counter_growth(at: str = "recorded_at", first: str = "value", last: str = "v
                 ORDER BY {at} ROWS BETWEEN 1 PRECEDING AND CURRENT ROW
             ) AS before,
             {within} + if(before IS NULL, 0., assumeNotNull(if({first} >= before, {first} - before, {first}))) AS grown"""
+
+
+def count_streams(rows: str) -> str:
+    """Return a SELECT of the number of ``streams`` among rows of their vantages. ``rows``: a table and its conditions.
+
+    A stream has a row at each of its vantages, and a trace can have several streams, as of an agent that calls several models at once: as
+    many as it has spans at the vantage with the most.
+    """
+    return f"""SELECT sum(most) AS streams
+    FROM
+    (
+        SELECT max(spans) AS most
+        FROM (SELECT tenant, trace_id, uniqExact(span_id) AS spans FROM {rows} GROUP BY tenant, trace_id, vantage)
+        GROUP BY tenant, trace_id
+    )"""
 
 
 def server_of(engine_id: str) -> str:

@@ -85,7 +85,8 @@ class Metrics:
             "legato_streams",
             "Ended streams with a known timeline that were stored, by service, vantage and result: good, gap, error or late. "
             "The limits are those of the stream's objective. Services after the first 200 are counted as (other). "
-            "Abandoned streams are not included; they can only be found in the store",
+            "Abandoned streams are not included; they can only be found in the store. A response that several libraries recorded counts "
+            "twice if the span of the poorer one came in an earlier request",
             ["service", "vantage", "result"],
             registry=kept,
         )

@@ -36,7 +36,10 @@ class Histogram:
     bounds_s: tuple[float, ...]
 
 
-_WHICH = "of ended streams that were stored, in seconds, by service and vantage. Services after the first 200 are counted as (other)"
+_WHICH = (
+    "of ended streams that were stored, in seconds, by service and vantage. Counts a response as legato_streams_total does. Services after "
+    "the first 200 are counted as (other)"
+)
 GAP_MAX = Histogram(
     "legato_stream_gap_max_seconds",
     f"Longest gap {_WHICH}. With the trace of a stream in each bucket as its exemplar",

@@ -205,8 +205,7 @@ class StreamRecorder:
         return self._content_ns if now - self._content_ns >= silence_ns else None
 
     def _last_content_ns(self) -> int:
-        # In what was lost there may have been content.
-        return self._dropped_ns or max(self.unparsed.lost_ns, self._last_known_ns())
+        return self.unkept_ns if self._dropped_ns else max(self.unkept_ns, self._last_known_ns())
 
     def _last_known_ns(self) -> int:
         seen = self._scanner or self._columns
@@ -225,8 +224,12 @@ class StreamRecorder:
         following = columns.kinds[first:]
         place = min((following.index(kind) for kind in CONTENT if kind in following), default=None)
         found = columns.times[first + place] if place is not None else 0
-        later = max(self._dropped_ns, self.unparsed.lost_ns)
-        return found or (later if later > time_ns else 0)
+        return found or (self.unkept_ns if self.unkept_ns > time_ns else 0)
+
+    @property
+    def unkept_ns(self) -> int:
+        """The monotonic time of the last content that is not in the columns, or may have been in lost reads; 0 if there is none."""
+        return max(self._dropped_ns, self.unparsed.lost_ns)
 
     @property
     def _dropped_ns(self) -> int:

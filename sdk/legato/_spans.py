@@ -130,7 +130,7 @@ def attributes_of(recorder: StreamRecorder, columns: Columns, end: End | None, n
         attributes["legato.stream.ttfb"] = (recorder.ttfb_ns - start) / 1e9
     if recorder.wire_bytes is not None:
         attributes["legato.stream.wire_bytes"] = recorder.wire_bytes
-    attributes.update(_gaps(columns, end))
+    attributes.update(_gaps(columns, end, recorder.unkept_ns))
     if recorder.origin.is_start_known:
         attributes.update(_first_token(columns, recorder))
     else:
@@ -156,8 +156,11 @@ def _sockets(columns: Columns) -> dict[int, list[int]] | None:
     return {_QUEUED: queued, _IDLE: idle}
 
 
-def _gaps(columns: Columns, end: End | None) -> dict[str, Any]:
-    """Return the longest gap between reads with content and the number of stalls, both including the open gap."""
+def _gaps(columns: Columns, end: End | None, unkept_ns: int) -> dict[str, Any]:
+    """Return the longest gap between reads with content and the number of stalls, both including the open gap.
+
+    ``unkept_ns``: the time of the last content that is not in the columns; 0 without any.
+    """
     times: Sequence[int] = columns.times
     if columns.kinds.count(_TEXT) != len(times):
         kinds = columns.kinds
@@ -170,7 +173,7 @@ def _gaps(columns: Columns, end: End | None) -> dict[str, Any]:
         longest = max(longest, slowest)
         stalls += sum(gap >= STALL_NS for gap in gaps) if slowest >= STALL_NS else 0
     if end and end.outcome in _OPEN_ENDED and times:
-        open_ns = max(0, end.time_ns - times[-1])
+        open_ns = max(0, end.time_ns - max(times[-1], unkept_ns))
         longest, stalls = max(longest, open_ns), stalls + (open_ns >= STALL_NS)
     return {"legato.stream.gap_max": longest / 1e9, "legato.stream.stalls": stalls} if longest >= 0 else {}
 

@@ -241,7 +241,7 @@ def test_root_cause_events(asked: Asked) -> None:
                     "cause": rows[0]["cause"],
                     "engine": rows[0]["engine_id"],
                     "event": ", ".join(named) or f"step {min(row['culprit_step'] for row in rows)}",
-                    "streams hit": len({row["trace_id"] for row in rows}),
+                    "streams hit": len({(row["trace_id"], row["span_id"]) for row in rows}),
                     "stalls": len(rows),
                     "beyond healthy": _us(rows) / 1e6,
                     "longest": max(row["gap_us"] for row in rows) / 1e6,

@@ -29,7 +29,7 @@ from legato._timeline import pack
 from legato_ingest.cli.client import Reader
 from legato_ingest.cli.live import render
 from legato_ingest.otlp.batch import Limits
-from legato_ingest.reports.live import LiveQuery, as_json, count_stalled, fetch
+from legato_ingest.reports.live import LiveQuery, as_json, count_listed, count_stalled, fetch
 from legato_ingest.storage import Store
 
 Out = TypeVar("Out")
@@ -378,6 +378,26 @@ def test_a_process_counts_as_long_as_it_has_streams(store: Store, processes: int
         asked = Asked(Past(end_ns, "", {}), store, url, client)
         shown = asked.panel("now", "Streams in flight", asked.past.view("", 1, 3_600)).as_rows()
     assert [row["in flight"] for row in shown] == [2.0]
+
+
+def test_parallel_streams_of_a_trace_count_each(store: Store) -> None:
+    """An agent's calls at once: one trace, and a stream each. A stream that a server sees, too, counts once; all views agree."""
+    for number in (1, 2, 3):
+        silent(store, number, 42 - number, trace=1)
+    for number in (1, 2):
+        silent(store, number, 42 - number, trace=1, vantage="server", service="engine")
+    silent(store, 4, 30, vantage="server", service="engine")
+    with reading(store) as url, httpx.Client(timeout=60) as client:
+        asked = Asked(Past(time.time_ns(), "", {}), store, url, client)
+        view = asked.past.view("", 1, 60)
+        in_flight(store, 4)
+        (flying,) = asked.panel("now", "In flight now", view).as_rows()
+        (longest,) = asked.panel("now", "Longest open gap", view).as_rows()
+        of_servers = asked.panel("now", "Longest open gap", asked.past.view("", 1, 60, {"vantage": "server"})).as_rows()
+        run = Reader(url).rows
+        counted = count_stalled(run), count_listed(fetch(run, LiveQuery()).stalled)
+    assert (flying["stalled for 2 s or more"], flying["for 8 s or more"], longest["n"], *counted) == (4, 4, 4, 4, 4)
+    assert [row["n"] for row in of_servers] == [3]
 
 
 def test_one_incident_pages_once(store: Store) -> None:

@@ -37,15 +37,19 @@ def _gauge(metric: str, named: Callable[[Row], str], value: str = "value", what:
 
 
 def _rates(metrics: str, named: Callable[[Row], str]) -> Any:
-    """The growth of counters per minute. A decrease is a restart from 0; the first sample of a range gives no growth."""
+    """The growth of counters per minute. A decrease is a restart from 0. The first sample of a range gives no growth, unless its process
+    has an earlier one: then the counter appeared with its first event, and grew from 0."""
 
     def expected(past: Past, view: View) -> list[Row]:
         grown: dict[tuple[int, str], float] = {}
+        began = {row["host"]: row["recorded_at"] for row in sorted(_samples(past, view, "legato_up"), key=lambda row: -row["recorded_at"])}
         for series in by(_samples(past, view, *metrics.split()), lambda row: row["series"]).values():
             before = None
             for row in sorted(series, key=lambda row: row["recorded_at"]):
                 value, key = row["value"], (_point(view, row), named(row))
-                more = 0.0 if before is None else value - before if value >= before else value
+                if before is None:
+                    before = 0.0 if row["recorded_at"] > began[row["host"]] else value
+                more = value - before if value >= before else value
                 if view.has_whole_minute(row["recorded_at"] / 10**9):
                     grown[key] = grown.get(key, 0.0) + more
                 before = value

@@ -43,6 +43,21 @@ def test_now_lists_a_stream_once_with_its_cause(browser: Browser, page_url: str)
         expect(page.locator(".live-stalled li")).to_contain_text("server and client")
 
 
+def test_now_lists_each_stream_of_a_trace(browser: Browser, page_url: str) -> None:
+    """An agent's parallel calls are one trace. The rows of a server are those of the same streams."""
+    common = {"trace": "0c" * 16, "service": "shop", "model": "m", "engine": "", "gap_start_us": "7803000", "cause": "", "confidence": ""}
+    lengths = (("client", 9), ("server", 8), ("client", 7), ("server", 6), ("client", 5))
+    rows = [{**common, "silence_us": seconds * 1_000_000, "vantage": vantage} for vantage, seconds in lengths]
+    event = json.dumps({"in_flight": [], "stalled": rows, "stalled_streams": 3, "engines": []})
+    with opened(browser, "about:blank") as (page, _):
+        page.route("**/api/now", lambda route: route.fulfill(content_type="text/event-stream", body=f"event: now\ndata: {event}\n\n"))
+        page.goto(f"{page_url}/d/legato-now?refresh=")
+        items = page.locator(".live-stalled li")
+        expect(items).to_have_count(3)
+        for place, where in enumerate(("client and server", "client and server", "client · ")):
+            expect(items.nth(place)).to_contain_text(where)
+
+
 def test_now_is_pushed_by_the_server(browser: Browser, page_url: str) -> None:
     """The state arrives without a reload; when the connection is lost, the page says so, and that its figures are old."""
     with opened(browser, f"{page_url}/d/legato-now") as (page, seen):

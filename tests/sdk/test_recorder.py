@@ -15,10 +15,11 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 
 import legato
+from legato._body import Body
 from legato._errors import ConfigurationError, faults, guard
 from legato._recorder import Origin, StreamRecorder
 from legato._settings import Settings
-from legato._spans import start_span
+from legato._spans import attributes_of, start_span
 from legato._worker import Worker
 
 Spans = Callable[[], list[ReadableSpan]]
@@ -97,6 +98,29 @@ def test_more_chunks_than_a_timeline_holds_are_counted(spans: Spans, columns: Co
     found = dict(span.attributes or {})
     assert (found["legato.stream.chunks"], found["legato.stream.chunks_dropped"]) == (65_540, 4)
     assert len(columns(span)["sizes"]) == 65_536
+
+
+@pytest.mark.parametrize("is_scanned", [False, True])
+def test_an_open_gap_begins_at_the_last_chunk_of_all(monkeypatch: pytest.MonkeyPatch, is_scanned: bool) -> None:
+    """Also where the timeline has no room for it, or the read was only counted: the span names no stall that was none."""
+    for module in ("_scan", "_sse", "_recorder"):
+        monkeypatch.setattr(f"legato.{module}.CHUNKS_MAX", 20)
+    body = Body("text/event-stream") if is_scanned else None
+    recorder = StreamRecorder(Origin(), start_span(Origin(), 0), 0, lambda _: None, body=body)
+    event = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
+    now = 0
+    monkeypatch.setattr("legato._recorder.now_ns", lambda: now)
+    for now in range(100_000_000, 5_000_000_001, 100_000_000):
+        if is_scanned:
+            recorder.read((now, event))
+        else:
+            recorder.record(1)
+    recorder.end("client_cancel", at_ns=5_300_000_000)
+    columns, end = recorder.digest(), recorder.final_end()
+    found = attributes_of(recorder, columns, end, 5_300_000_000)
+    assert (columns.dropped, found["legato.stream.gap_max"], found["legato.stream.stalls"]) == (30, 0.3, 1)
+    recorder.unparsed.lost_ns = 5_200_000_000
+    assert attributes_of(recorder, columns, end, 5_300_000_000)["legato.stream.gap_max"] == 0.1
 
 
 def test_snapshots_contain_everything_so_far(spans: Spans, columns: Columns) -> None:

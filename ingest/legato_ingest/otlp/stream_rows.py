@@ -29,11 +29,12 @@ _FLOAT_MASK = np.uint32(0xFFFFF800)
 # The numbers of the packed socket columns (schema/TIMELINE.md), by the names in `stream_sockets`.
 _SOCKET_COLUMNS = {"queued_bytes": QUEUED, "window_bytes": WINDOW, "idle_ms": IDLE}
 _NO_PARENT = bytes(8)
-# Statistics that are unknown where the timeline does not say what chunks carry, and those that are unknown where its first chunks are
-# missing, or the start of its request.
+# Statistics that are unknown where the timeline does not say what chunks carry, and those that are unknown where its first or last chunks
+# are missing, or the start of its request.
 _NEED_KINDS = frozenset(("ttft_us", "ttfo_us", "tokens_per_chunk", "multi_token_share"))
 _NEED_START = frozenset(("ttft_us", "ttfo_us"))
 _NEED_HEAD = _NEED_KINDS | {"content_chunks", "content_bytes", "gaps", "gap_sum_us", "head_burst", "burstiness"}
+_NEED_TAIL = frozenset(("tail_flush",))
 
 
 def revs_table(records: Sequence[StreamRecord], tenant: str, timelines: Timelines) -> pa.Table:
@@ -88,9 +89,15 @@ def _integers(records: Sequence[Any], name: str) -> NDArray[np.int64]:
 
 def _statistics(records: Sequence[StreamRecord], timelines: Timelines) -> Statistics:
     durations_us = (_integers(records, "end_ns") - _integers(records, "start_ns")) // 1000
-    open_ended = np.fromiter((each.ended and each.outcome in OPEN_ENDED for each in records), np.bool_, len(records))
-    tokens = np.fromiter((np.nan if each.output_tokens is None else each.output_tokens for each in records), np.float64, len(records))
-    return describe(timelines, durations_us, open_ended, tokens)
+    open_ended = np.fromiter((each.ended and each.outcome in OPEN_ENDED and _has_tail(each) for each in records), np.bool_, len(records))
+    # The tokens of all chunks are no measure of those that were kept.
+    whole = (np.nan if each.output_tokens is None or each.chunks_dropped else each.output_tokens for each in records)
+    return describe(timelines, durations_us, open_ended, np.fromiter(whole, np.float64, len(records)))
+
+
+def _has_tail(record: StreamRecord) -> bool:
+    """Whether the last chunk of the timeline is that of the stream. Where the first chunks are missing, the last ones were kept."""
+    return not record.chunks_dropped or not record.head_known
 
 
 def _forget(statistics: Statistics, records: Sequence[StreamRecord]) -> None:
@@ -99,6 +106,7 @@ def _forget(statistics: Statistics, records: Sequence[StreamRecord]) -> None:
         (_NEED_KINDS, [each.kinds_known for each in records]),
         (_NEED_HEAD, [each.head_known for each in records]),
         (_NEED_START, [each.start_known for each in records]),
+        (_NEED_TAIL, [_has_tail(each) for each in records]),
     ):
         if all(known):
             continue

@@ -6,13 +6,15 @@ queries and returns their rows; it judges nothing.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from legato_ingest.definitions import count_streams
 from legato_ingest.reports.rows import Row, Run
 
-__all__ = ["STALLED_STREAMS", "LiveQuery", "LiveResult", "as_json", "count_stalled", "fetch"]
+__all__ = ["STALLED_STREAMS", "LiveQuery", "LiveResult", "as_json", "count_listed", "count_stalled", "fetch"]
 
 # As many rows as a query returns at most.
 _ALL = 2**32 - 1
@@ -63,7 +65,7 @@ WHERE {_WHICH}
 ORDER BY silence_us DESC, trace, vantage
 LIMIT {{rows:UInt32}}
 """
-_STALLED_COUNT = "SELECT uniqExact(tenant, trace_id) AS streams FROM stalled_streams"
+_STALLED_COUNT = count_streams("stalled_streams")
 ENGINES = """
 SELECT
     engine_id AS engine, argMax(running, recorded_at) AS running, argMax(waiting, recorded_at) AS waiting,
@@ -104,6 +106,14 @@ def fetch(run: Run, query: LiveQuery, stalled_max: int = _ALL) -> LiveResult:
 def count_stalled(run: Run) -> int:
     """Return the number of stalled streams. Raises what ``run`` raises."""
     return int(run(_STALLED_COUNT, {})[0]["streams"])
+
+
+def count_listed(stalled: Sequence[Row]) -> int:
+    """Return the number of stalled streams in the rows of all of them, as ``count_stalled`` does."""
+    most: dict[str, int] = {}
+    for (trace, _), spans in Counter((row["trace"], row["vantage"]) for row in stalled).items():
+        most[trace] = max(spans, most.get(trace, 0))
+    return sum(most.values())
 
 
 def as_json(result: LiveResult) -> dict[str, Any]:

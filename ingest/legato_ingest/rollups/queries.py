@@ -97,7 +97,9 @@ _SIDES = f"""
     FROM verdicts FINAL
     WHERE {MINUTES} AND gap_us > (SELECT min(gap_limit_us) FROM current_objectives)
     GROUP BY tenant, start_time, trace_id, span_id"""
-_TOKENS = _known("output_tokens", "content_chunks") + " AND content_chunks > 0"
+# Totals of a stream are compared only with content that is all in its timeline.
+_TOKENS = _known("output_tokens", "content_chunks") + " AND content_chunks > 0 AND chunks_dropped = 0"
+_ENVELOPED = _known("wire_bytes", "content_bytes") + " AND chunks_dropped = 0"
 _RATE = "is_over AND output_tokens > 1 AND ttft_us IS NOT NULL AND after_first_us > 0"
 
 _STREAM_MINUTES = f"""
@@ -136,9 +138,9 @@ SELECT
     sum(toUInt64(content_chunks)) AS content_chunks,
     sum(toUInt64(content_bytes)) AS content_bytes,
     sum(toUInt64(otlp_bytes)) AS otlp_bytes,
-    toUInt32(countIf({_known("wire_bytes", "content_bytes")})) AS enveloped_streams,
-    sumIf(toUInt64(wire_bytes), {_known("wire_bytes", "content_bytes")}) AS enveloped_wire_bytes,
-    sumIf(toUInt64(content_bytes), {_known("wire_bytes", "content_bytes")}) AS enveloped_content_bytes,
+    toUInt32(countIf({_ENVELOPED})) AS enveloped_streams,
+    sumIf(toUInt64(wire_bytes), {_ENVELOPED}) AS enveloped_wire_bytes,
+    sumIf(toUInt64(content_bytes), {_ENVELOPED}) AS enveloped_content_bytes,
     toUInt32(countIf({_TOKENS})) AS token_streams,
     sumIf(toUInt64(output_tokens), {_TOKENS}) AS tokens,
     sumIf(toUInt64(content_chunks), {_TOKENS}) AS token_chunks,

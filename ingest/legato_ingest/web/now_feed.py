@@ -79,8 +79,8 @@ class NowFeed:
 def _now(run: Run) -> dict[str, Any]:
     found = live.as_json(live.fetch(run, live.LiveQuery(), _STALLED_MAX))
     stalled = found["stalled"]
-    # A stream has a row for each vantage. All are counted only where not all are listed.
-    streams = live.count_stalled(run) if len(stalled) == _STALLED_MAX else len({row["trace"] for row in stalled})
+    # All are counted only where not all are listed.
+    streams = live.count_stalled(run) if len(stalled) == _STALLED_MAX else live.count_listed(stalled)
     return {**found, "stalled": stalled, "stalled_streams": streams}
 
 

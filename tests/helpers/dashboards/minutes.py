@@ -215,7 +215,7 @@ def _figures(rows: list[Row]) -> Row:
 
 def _of_all(rows: list[Row]) -> Row:
     due = [(row["start_time"] + 1000 * row["next_due_us"] + OVERDUE_NS) // 10**6 for row in rows if not row["is_over"]]
-    enveloped = _with_values(rows, "wire_bytes", "content_bytes")
+    enveloped = [row for row in _with_values(rows, "wire_bytes", "content_bytes") if not row["chunks_dropped"]]
     return {
         "due_at": min(due, default=0),
         "objective": rows[0]["objective"],
@@ -272,7 +272,8 @@ def _of_ended(rows: list[Row]) -> Row:
 
 
 def _of_tokens(rows: list[Row]) -> Row:
-    counted = [row for row in _with_values(rows, "output_tokens", "content_chunks") if row["content_chunks"] > 0]
+    complete = [row for row in _with_values(rows, "output_tokens", "content_chunks") if not row["chunks_dropped"]]
+    counted = [row for row in complete if row["content_chunks"] > 0]
     return {
         "token_streams": len(counted),
         "tokens": _sum(counted, "output_tokens"),

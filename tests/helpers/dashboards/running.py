@@ -21,13 +21,17 @@ __all__ = ["in_flight", "silent", "standing"]
 def silent(
     store: Store, number: int, silence_s: float, *, received_s: float = 0, vantage: str = "client", tenant: str = "", **more: Any
 ) -> None:
-    """Store a report that stream ``number`` had been silent for so long, ``received_s`` ago; its text began after a second."""
+    """Store a report that stream ``number`` had been silent for so long, ``received_s`` ago; its text began after a second.
+
+    ``trace``: the number of the stream that began its trace; by default it is this one.
+    """
     at_ns = time.time_ns() - round(received_s * SECOND_NS)
     body = request({"service.name": more.pop("service", "shop")})
     length_ns = round((1 + silence_s) * SECOND_NS)
     attributes = {"legato.stream.silent_since": more.pop("since_us", 1_000_000), **more.pop("attributes", {})}
     start_ns = more.pop("start_ns", at_ns - length_ns)
-    span = native_span(body, attributes, trace_id=bytes([number]) * 16, start_ns=start_ns, duration_ns=length_ns)
+    trace = bytes([more.pop("trace", number)]) * 16
+    span = native_span(body, attributes, trace_id=trace, start_ns=start_ns, duration_ns=length_ns)
     span.name, span.parent_span_id = "legato.stream.silence", bytes([number + 100 * (vantage == "server")]) * 8
     for attribute in [each for each in span.attributes if each.key == "legato.stream.vantage"]:
         span.attributes.remove(attribute)

@@ -88,6 +88,20 @@ def test_a_cancelled_stream_counts_its_open_gap() -> None:
     assert row["stalls_1000ms"] == 1
 
 
+def test_the_open_gap_after_dropped_chunks_is_unknown() -> None:
+    """The last chunk of the timeline was not the last one: no wait, no tail and no ratio of tokens to chunks is known from there on."""
+    body = request()
+    cancelled = {"legato.stream.outcome": "client_cancel"}
+    span(body, cancelled, duration_ns=300 * SECOND_NS)
+    span(body, {**cancelled, "legato.stream.chunks_dropped": 9}, duration_ns=300 * SECOND_NS)
+    whole, cut = rows(body).revs.to_pylist()
+    assert (whole["gap_open_us"], whole["stalls_250ms"], cut["gap_open_us"]) == (300_000_000 - 850_000, 1, None)
+    assert (cut["gap_max_us"], cut["stalls_250ms"], cut["excess_250ms_us"], cut["gaps"]) == (25_000, 0, 0, whole["gaps"] - 1)
+    for name in ("tokens_per_chunk", "tail_flush"):
+        assert whole[name] is not None and cut[name] is None, name
+    assert cut["head_burst"] == whole["head_burst"]
+
+
 def test_socket_evidence_has_its_own_table() -> None:
     """It holds only the reads with evidence, and only streams that have any."""
     body = request()

@@ -50,6 +50,7 @@ EDGES: Mapping[str, Sequence[float | None]] = {
     "stalls_400ms": (None, 0, 3),
     "excess_250ms_us": (None, 0, 5_000_000_000),
     "chunks": (None, 0, 20),
+    "chunks_dropped": (0, 0, 0, 1),
     "content_chunks": (None, None, 0, 1, 18),
     "content_bytes": (None, 0, 900),
     "wire_bytes": (None, 0, 4_400),

@@ -51,7 +51,7 @@ export class LiveView {
     const text = headline(now);
     if (this.status.textContent !== text) this.status.textContent = text;
     this.flights.replaceChildren(...now.in_flight.map(flight));
-    this.rows = byTrace(now.stalled).slice(0, SHOWN_MAX).map(stalledRow);
+    this.rows = byStream(now.stalled).slice(0, SHOWN_MAX).map(stalledRow);
     const more = Number(now.stalled_streams) - this.rows.length;
     const rest = more > 0 ? [element("li", { class: "live-more" }, `and ${more.toLocaleString("en")} more`)] : [];
     this.list.replaceChildren(...this.rows.map(({ item }) => item), ...rest);
@@ -87,15 +87,16 @@ function headline(now) {
   return where ? `${where}: ${still}` : still;
 }
 
-// One row a stream, with its longest silence and all vantages that report it.
-function byTrace(rows) {
-  const found = new Map();
+// One row a stream, with its longest silence and all vantages that report it. A trace can have several streams: the second longest silence
+// of each of its vantages is that of the second stream.
+function byStream(rows) {
+  const found = [];
   for (const row of rows) {
-    const first = found.get(row.trace);
-    if (!first) found.set(row.trace, { ...row, vantages: [row.vantage] });
-    else first.vantages.push(row.vantage);
+    const first = found.find(({ trace, vantages }) => trace === row.trace && !vantages.includes(row.vantage));
+    if (first) first.vantages.push(row.vantage);
+    else found.push({ ...row, vantages: [row.vantage] });
   }
-  return [...found.values()];
+  return found;
 }
 
 function flight({ service, vantage, model, in_flight }) {
