@@ -6,8 +6,9 @@ import hashlib
 import json
 import pathlib
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -36,6 +37,7 @@ from legato_ingest.storage import Store
 
 FALSE_PAGES_MAX = 1e-3
 Outcome = tuple[int, int, int, int]
+Row = dict[str, Any]
 
 
 # Thousands of services, each with separate traffic.
@@ -49,6 +51,8 @@ GROUPS |= {f"30 % {n}": (n, 0.3, 60, 12 if n < 500 else 6, 1_000) for n in (10, 
 GROUPS |= {f"14.4 % {n}": (n, 0.144, 60, 12 if n < 500 else 6, 1_000) for n in (37, 100, 1_000)}
 # Each end user has 20 streams in 5 minutes, and either all or none of them are bad.
 CLUSTERS: dict[str, Group] = {f"clusters {n}": (n // 20, ALLOWED, 60, 12, 1_000) for n in (100, 400)}
+# So many services are evaluated at once: the rule compares each minute with each service that is in doubt.
+SERVICES_MAX = 9_000
 # The largest probability of a page on budget, at 100 streams; computed below.
 WORST = 0.000535
 
@@ -101,21 +105,39 @@ def _keep(folder: pathlib.Path, found: dict[str, Outcome]) -> None:
 
 
 def _simulated_outcomes(unfilled: Store) -> dict[str, Outcome]:
-    empty(unfilled)
-    rng = np.random.default_rng(7)
-    for groups, size in ((GROUPS, 1), (CLUSTERS, 20)):
+    rng, found = np.random.default_rng(7), dict[str, Outcome]()
+    for groups in _at_once():
+        empty(unfilled)
         for name, group in groups.items():
-            unfilled.insert("stream_minutes", simulated(rng, name, group, size))
+            unfilled.insert("stream_minutes", simulated(rng, name, group, 20 if name in CLUSTERS else 1))
+        found |= _counted(unfilled, groups)
+    return found
+
+
+def _at_once() -> Iterator[dict[str, Group]]:
+    """The groups, so many at a time as have at most ``SERVICES_MAX`` services."""
+    taken = dict[str, Group]()
+    for name, group in (GROUPS | CLUSTERS).items():
+        if sum(services for *_, services in (*taken.values(), group)) > SERVICES_MAX:
+            yield taken
+            taken = {}
+        taken[name] = group
+    yield taken
+
+
+def _counted(store: Store, groups: Mapping[str, Group]) -> dict[str, Outcome]:
+    """Evaluate the rule on the services of these groups, which the store contains."""
     found: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
-    for row in ask(unfilled, ITL, NOW_S):
+    for row in ask(store, ITL, NOW_S):
         found[row["service"].split("/")[0]][("page", "ticket").index(row["severity"])] += row["firing"]
     naive = f"""
         SELECT splitByChar('/', service_name)[1], countIf(bad >= 6 * {ALLOWED} * n)
         FROM (SELECT service_name, sum(judged) AS n, sum(judged - good) AS bad FROM stream_minutes FINAL GROUP BY service_name)
         GROUP BY 1"""
-    for name, services in unfilled.select(naive):
+    for name, services in store.select(naive):
         found[str(name)][2] = int(services)
-    return {name: (group[-1], found[name][0], found[name][1], found[name][2]) for name, group in (GROUPS | CLUSTERS).items()}
+    assert found.keys() == groups.keys()
+    return {name: (group[-1], found[name][0], found[name][1], found[name][2]) for name, group in groups.items()}
 
 
 @pytest.mark.parametrize("name", [name for name in GROUPS if name.startswith("budget")])
@@ -219,22 +241,6 @@ def spread(
     ]
 
 
-def test_a_service_with_every_stream_bad_pages(store: Store) -> None:
-    """Of two or more end users and 37 or more streams, within 15 minutes. The burn rate is that of the streams: 1 / (1 - objective)."""
-    rng = np.random.default_rng(11)
-    mixes = {"two at once": np.array([19, 18]), "six heavy": np.full(6, 200), "many light": np.ones(10_000, np.int64)}
-    mixes |= {f"mix {number}": mix(rng, 10_000, 10_000) for number in range(150)}
-    minutes = [minute for name, streams in mixes.items() for minute in spread(rng, name, streams, streams, int(rng.integers(1, 16)))]
-    insert(store, NOW_S, minutes)
-    rows = {row["service"]: row for row in ask(store, ITL, NOW_S) if row["severity"] == "page"}
-    assert rows.keys() == mixes.keys()
-    for name, streams in mixes.items():
-        row, total = rows[name], int(streams.sum())
-        assert row["burn_rate"] == pytest.approx(1 / ALLOWED) and row["bad"] == row["streams"] == total
-        assert row["users_bad"] == row["users"] == len(streams)
-        assert row["firing"] == (len(streams) >= 2 and total >= 37), (name, row)
-
-
 def clustered(rng: np.random.Generator, service: str, streams: NDArray[np.int64], minutes: int) -> list[Minute]:
     """Minutes of a service in which all streams of an end user in five minutes are bad, or none, with the share of the budget."""
     hit = rng.random((minutes // 5, len(streams) + 1)) < ALLOWED
@@ -260,22 +266,63 @@ def test_a_mix_on_budget_hardly_ever_pages(store: Store, is_clustered: bool) -> 
     assert upper(pages, services) <= FALSE_PAGES_MAX, pages
 
 
-def test_one_bad_end_user_of_fifty_is_one_ticket(store: Store) -> None:
-    """No page, and one ticket of a single end user, whatever the number of streams."""
+def all_bad(rng: np.random.Generator) -> dict[str, NDArray[np.int64]]:
+    """The numbers of streams of the end users of services in which every stream is bad."""
+    mixes = {"two at once": np.array([19, 18]), "six heavy": np.full(6, 200), "many light": np.ones(10_000, np.int64)}
+    return mixes | {f"mix {number}": mix(rng, 10_000, 10_000) for number in range(150)}
+
+
+# Streams of each end user, for services with one bad end user of fifty-one, and with half of the streams of six end users bad.
+ONE_BAD = (3, 40, 1_000)
+HALF_BAD = (8, 200, 5_000)
+
+
+@pytest.fixture(scope="module")
+def judged(unfilled: Store) -> Sequence[Row]:
+    """The rows of the services of the tests below, from one evaluation: what precedes the slash in a name is the test's."""
+    minutes, rng = list[Minute](), np.random.default_rng(11)
+    for name, streams in all_bad(rng).items():
+        minutes += spread(rng, f"all/{name}", streams, streams, int(rng.integers(1, 16)))
     rng = np.random.default_rng(13)
-    for per_user in (3, 40, 1_000):
+    for per_user in ONE_BAD:
         streams = np.full(51, per_user)
-        insert(store, NOW_S, spread(rng, f"{per_user} each", streams, streams * (np.arange(51) == 7), 60))
-    assert firing(store) == {(f"{per_user} each", "ticket") for per_user in (3, 40, 1_000)}
-    assert {row["users_bad"] for row in ask(store, ITL, NOW_S) if row["firing"]} == {1}
+        minutes += spread(rng, f"one/{per_user} each", streams, streams * (np.arange(51) == 7), 60)
+    for kind in ("half of each", "half of them"):
+        rng = np.random.default_rng(14)
+        for per_user in HALF_BAD:
+            streams = np.full(6, per_user)
+            bad = streams // 2 if kind == "half of each" else streams * (np.arange(6) < 3)
+            minutes += spread(rng, f"{kind}/{per_user} each", streams, bad, 15)
+    empty(unfilled)
+    insert(unfilled, NOW_S, minutes)
+    return ask(unfilled, ITL, NOW_S)
 
 
-@pytest.mark.parametrize("whole", [False, True], ids=["half of each", "half of them"])
-def test_half_of_all_streams_bad_at_six_end_users_pages(store: Store, whole: bool) -> None:
+def _of(judged: Sequence[Row], test: str) -> list[Row]:
+    return [{**row, "service": row["service"].partition("/")[2]} for row in judged if row["service"].partition("/")[0] == test]
+
+
+def test_a_service_with_every_stream_bad_pages(judged: Sequence[Row]) -> None:
+    """Of two or more end users and 37 or more streams, within 15 minutes. The burn rate is that of the streams: 1 / (1 - objective)."""
+    mixes = all_bad(np.random.default_rng(11))
+    rows = {row["service"]: row for row in _of(judged, "all") if row["severity"] == "page"}
+    assert rows.keys() == mixes.keys()
+    for name, streams in mixes.items():
+        row, total = rows[name], int(streams.sum())
+        assert row["burn_rate"] == pytest.approx(1 / ALLOWED) and row["bad"] == row["streams"] == total
+        assert row["users_bad"] == row["users"] == len(streams)
+        assert row["firing"] == (len(streams) >= 2 and total >= 37), (name, row)
+
+
+def test_one_bad_end_user_of_fifty_is_one_ticket(judged: Sequence[Row]) -> None:
+    """No page, and one ticket of a single end user, whatever the number of streams."""
+    fired = [row for row in _of(judged, "one") if row["firing"]]
+    assert {(row["service"], row["severity"]) for row in fired} == {(f"{per_user} each", "ticket") for per_user in ONE_BAD}
+    assert {row["users_bad"] for row in fired} == {1}
+
+
+@pytest.mark.parametrize("kind", ["half of each", "half of them"])
+def test_half_of_all_streams_bad_at_six_end_users_pages(judged: Sequence[Row], kind: str) -> None:
     """Whether each of six end users has half of its streams bad, or three have all of them bad."""
-    rng = np.random.default_rng(14)
-    for per_user in (8, 200, 5_000):
-        streams = np.full(6, per_user)
-        bad = streams * (np.arange(6) < 3) if whole else streams // 2
-        insert(store, NOW_S, spread(rng, f"{per_user} each", streams, bad, 15))
-    assert {name for name, severity in firing(store) if severity == "page"} == {f"{per_user} each" for per_user in (8, 200, 5_000)}
+    paging = {row["service"] for row in _of(judged, kind) if row["firing"] and row["severity"] == "page"}
+    assert paging == {f"{per_user} each" for per_user in HALF_BAD}

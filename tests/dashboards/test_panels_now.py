@@ -183,35 +183,60 @@ def test_running_streams_that_stand_still_fire(
         assert (row["stalled"], row["in_flight"]) == (count, max(running, count)) and row["longest_s"] >= silence_s
 
 
-@pytest.mark.parametrize(
-    ("count", "running", "silence_s", "since_us", "usual_s", "fires"),
-    [
-        (3, 7, 30, 0, 2, True),
-        (3, 8, 30, 0, 2, False),  # fewer than 40 %
-        (2, 2, 90, 0, 2, False),  # too few
-        (5, 5, 8, 0, 2, False),  # not long enough
-        (5, 5, 90, 1_000_000, 2, False),  # their text has begun
-        (5, 5, 90, 0, 50, False),  # the model thinks for so long
-        (5, 5, 90, 0, 40, True),
-        (5, 0, 90, 0, 2, False),  # the number in flight is not known
-        (5, 3, 90, 0, 2, True),  # of a process there is no sample
-        (5, 2, 90, 0, 2, False),  # most of them ran in a process that was killed
-    ],
-)
-def test_running_streams_without_content_fire(
-    store: Store, count: int, running: int, silence_s: float, since_us: int, usual_s: float, fires: bool
-) -> None:
+# The number of streams, of those in flight, silence (s), since when (us), the usual time (s), and whether the rule fires.
+WAITING = [
+    (3, 7, 30, 0, 2, True),
+    (3, 8, 30, 0, 2, False),  # fewer than 40 %
+    (2, 2, 90, 0, 2, False),  # too few
+    (5, 5, 8, 0, 2, False),  # not long enough
+    (5, 5, 90, 1_000_000, 2, False),  # their text has begun
+    (5, 5, 90, 0, 50, False),  # the model thinks for so long
+    (5, 5, 90, 0, 40, True),
+    (5, 0, 90, 0, 2, False),  # the number in flight is not known
+    (5, 3, 90, 0, 2, True),  # of a process there is no sample
+    (5, 2, 90, 0, 2, False),  # most of them ran in a process that was killed
+]
+# The samples of the number in flight while five streams wait: process, number and age (s); and whether the rule fires.
+SAMPLED: list[tuple[list[tuple[str, int, float]], bool]] = [
+    ([("a", 5, 30)], False),  # whether they still run is not known
+    ([("a", 5, 1), ("b", 100, 30)], False),
+    ([("a", 5, 1), ("a", 5, 10), ("b", 100, 30)], True),
+]
+
+
+@pytest.fixture(scope="module")
+def unanswered(shared: Store) -> list[dict[str, Any]]:
+    """The rows of the rule for these cases, from one evaluation: each is a service. What grows old is stored last."""
+    empty(shared)
+    for place, (*_, usual_s, _) in enumerate(WAITING):
+        answered(shared, 20, usual_s, hours_ago=24 * 7 - 1, service=f"waiting {place}")
+        answered(shared, 100, 300, hours_ago=24 * 7 + 1, service=f"waiting {place}")
+    for place in range(len(SAMPLED)):
+        answered(shared, 20, 2, service=f"sampled {place}")
+    roll_up(shared)
+    for place, (count, _, silence_s, since_us, *_) in enumerate(WAITING):
+        for number in range(count):
+            silent(shared, 1 + 10 * place + number, silence_s, since_us=since_us, service=f"waiting {place}")
+    for place in range(len(SAMPLED)):
+        for number in range(5):
+            silent(shared, 200 + 10 * place + number, 90, since_us=0, service=f"sampled {place}")
+    for place, (_, running, *_) in enumerate(WAITING):
+        if running:
+            in_flight(shared, running, service=f"waiting {place}")
+    for place, (samples, _) in enumerate(SAMPLED):
+        for process, streams, ago_s in samples:
+            in_flight(shared, streams, process=process, ago_s=ago_s, service=f"sampled {place}")
+    return rows(shared, UNANSWERED)
+
+
+@pytest.mark.parametrize("place", range(len(WAITING)))
+def test_running_streams_without_content_fire(unanswered: list[dict[str, Any]], place: int) -> None:
     """Three streams and 40 % of those in flight, which have waited for 30 s and for twice the time that is usual for their model."""
-    answered(store, 20, usual_s, hours_ago=24 * 7 - 1)
-    answered(store, 100, 300, hours_ago=24 * 7 + 1)
-    roll_up(store)
-    for number in range(count):
-        silent(store, number + 1, silence_s, since_us=since_us)
-    if running:
-        in_flight(store, running)
-    assert firing(store) == (["shop"] if fires else [])
+    count, running, silence_s, _, _, fires = WAITING[place]
+    found = [row for row in unanswered if row["service"] == f"waiting {place}"]
+    assert [row["service"] for row in found if row["firing"]] == ([f"waiting {place}"] if fires else [])
     if fires:
-        (row,) = rows(store, UNANSWERED)
+        (row,) = found
         assert (row["stalled"], row["in_flight"]) == (count, max(running, count)) and row["longest_s"] >= silence_s
 
 
@@ -239,22 +264,11 @@ def test_a_restart_of_serve_is_no_fall_of_the_number_in_flight(store: Store, sam
     assert firing(store, STALLED) == (["shop"] if fires else [])
 
 
-@pytest.mark.parametrize(
-    ("samples", "fires"),
-    [
-        ([("a", 5, 30)], False),  # whether they still run is not known
-        ([("a", 5, 1), ("b", 100, 30)], False),
-        ([("a", 5, 1), ("a", 5, 10), ("b", 100, 30)], True),
-    ],
-)
-def test_after_a_restart_of_serve_few_waiting_streams_do_not_fire(store: Store, samples: list[tuple[str, int, float]], fires: bool) -> None:
+@pytest.mark.parametrize("place", range(len(SAMPLED)))
+def test_after_a_restart_of_serve_few_waiting_streams_do_not_fire(unanswered: list[dict[str, Any]], place: int) -> None:
     """Only streams of which the number in flight is reported now, and a share of all that were in flight."""
-    answered(store, 20, 2)
-    roll_up(store)
-    waiting(store)
-    for process, streams, ago_s in samples:
-        in_flight(store, streams, process=process, ago_s=ago_s)
-    assert firing(store) == (["shop"] if fires else [])
+    fired = [row["service"] for row in unanswered if row["firing"] and row["service"].startswith("sampled")]
+    assert (f"sampled {place}" in fired) == SAMPLED[place][1]
 
 
 def test_only_the_usual_time_of_the_same_streams_counts(store: Store) -> None:

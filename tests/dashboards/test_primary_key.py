@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import pytest
+
 from helpers.dashboards.panels import Asked, statements
 from helpers.servers.reading import by_key, tables_of
-from legato_ingest.dashboards.macros import Range, expand
+from legato_ingest.dashboards.macros import expand
 
 BOARDS = ("streams", "now", "itl", "attribution", "compare", "nodes", "chunking", "cost", "stream", "self")
 # Of the streams with an id, and of what is stored: no time limits them. The others are small, or read what was received in the last hour.
@@ -20,26 +24,36 @@ WITHOUT = {
 }
 
 
-def test_panels_use_the_key(asked: Asked) -> None:
+Texts = Mapping[str, tuple[str, str]]
+
+
+def text_of(asked: Asked, sql: str) -> str:
+    """A statement for the last hours of the past, without chosen values."""
+    return expand(sql, asked.past.view("hours", 3.3, 60).span, {})
+
+
+@pytest.fixture(scope="module")
+def texts(asked: Asked) -> Texts:
+    """Each statement's text without and with the conditions for the key, by its text. Many boards have the same variables."""
+    return {text: by_key(asked.store, text) for text in {text_of(asked, sql) for board in BOARDS for sql in statements(board).values()}}
+
+
+def test_panels_use_the_key(asked: Asked, texts: Texts) -> None:
     """Each table in each FROM, except those that no time limits."""
-    span = Range(1_790_000_000_000, 1_790_003_600_000, 60_000)
     views = {name for (name,) in asked.store.select("SELECT name FROM system.tables WHERE database = 'default_tenants'")}
     without, keyed = set(), 0
     for board in BOARDS:
         for sql in statements(board).values():
-            text = by_key(asked.store, expand(sql, span, {}))[1]
-            tables = tables_of(text, views)
+            tables = tables_of(texts[text_of(asked, sql)][1], views)
             keyed += sum(name.endswith("_keyed") for name in tables)
             without |= {(board, name) for name in tables if not name.endswith("_keyed")}
     assert without == WITHOUT and keyed > 200
 
 
-def test_panels_show_the_same_with_and_without_the_key(asked: Asked) -> None:
+def test_panels_show_the_same_with_and_without_the_key(asked: Asked, texts: Texts) -> None:
     """A reader of one of two tenants gets the same rows if all rows of the tenant are read."""
-    span, tenant, rows = asked.past.view("hours", 3.3, 60).span, asked.past.tenant, 0
-    # Many boards have the same variables.
-    for text in dict.fromkeys(expand(sql, span, {}) for board in BOARDS for sql in statements(board).values()):
-        plain, keyed = by_key(asked.store, text)
+    tenant, rows = asked.past.tenant, 0
+    for text, (plain, keyed) in texts.items():
         # Two statements at different times may differ in what is computed from now.
         if plain != keyed and "now(" not in plain and "now64(" not in plain:
             found, expected = (asked.store.query_bytes(each, tenant=tenant) for each in (keyed, plain))

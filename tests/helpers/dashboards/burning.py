@@ -100,10 +100,11 @@ class Minute:
 
     def seen(self) -> Mapping[int, int]:
         """The judged streams by client."""
-        total = Counter[int]()
-        for streams in (*(self.bad(side) for side in ("service", "connection", "reader", "late")), self.good):
-            total.update(streams)
-        total[0] += self.judged - total.total()
+        total = dict(self.good)
+        for side in ("service", "connection", "reader", "late"):
+            for client, streams in self.bad(side).items():
+                total[client] = total.get(client, 0) + streams
+        total[0] = total.get(0, 0) + self.judged - sum(total.values())
         assert total[0] >= 0, "more bad and good streams than judged ones"
         return {client: streams for client, streams in total.items() if streams}
 

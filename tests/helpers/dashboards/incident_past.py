@@ -12,7 +12,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from demo.past import Placement, bodies, placements
 from helpers.builders.batches import received_spans
 from helpers.builders.spans import SECOND_NS
-from helpers.servers.stores import copy_of, migrated
+from helpers.servers.stores import copy_migrated, copy_of
 from legato_ingest.attribution.worker import AttributionWorker
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.batch import Batch, Limits
@@ -47,7 +47,7 @@ def _build(folder: pathlib.Path) -> None:
     """Write the folder `store`, and the file `times`."""
     now_ns = time.time_ns()
     made = [each for each in placements(now_ns, "kv") if now_ns - each.begin_ns < _RULES_SEE_NS]
-    migrated(folder / "store")
+    copy_migrated(folder / "store")
     store = EmbeddedStore(folder / "store")
     try:
         send(store, made, now_ns)

@@ -48,7 +48,8 @@ def rows_in(store: Store, sql: str) -> list[Row]:
         if pa.types.is_timestamp(field.type):
             column = column.cast(pa.int64())
         is_id = pa.types.is_fixed_size_binary(field.type)
-        columns[field.name] = [value if is_id else _plain(value) for value in column.to_pylist()]
+        values = column.to_pylist()
+        columns[field.name] = values if is_id or _is_plain(column.type) else [_plain(value) for value in values]
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
@@ -56,6 +57,12 @@ def rule_rows(store: Store, sql: str, at_s: float) -> list[Row]:
     """The rows of an alert rule with the clock at ``at_s`` (unix s)."""
     assert "now()" in sql
     return rows_in(store, sql.replace("now()", f"toDateTime({round(at_s)}, 'UTC')"))
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    """Whether `_plain` returns all values of a type as they are. Timelines have millions."""
+    of_each = kind.value_type if pa.types.is_list(kind) else kind
+    return bool(pa.types.is_primitive(of_each) or pa.types.is_string(of_each))
 
 
 def _plain(value: Any) -> Any:

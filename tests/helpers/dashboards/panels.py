@@ -218,16 +218,16 @@ Expected = Callable[[Past, View], list[Row]]
 
 
 class Asked:
-    """The read endpoint over a store with the content ``past``. Answers are cached, so the store must not change.
+    """The read endpoint over a store with the content ``past``. Answers are cached in ``answers`` by text, so the store must not change.
 
     The first query of a statement goes over HTTP, through the guard of the endpoint. Later queries of the same statement, for other views,
     go to the store directly: the guard would parse the same statement again, which takes longer than to run it.
     """
 
-    def __init__(self, past: Past, store: Store, url: str, client: httpx.Client) -> None:
+    def __init__(self, past: Past, store: Store, url: str, client: httpx.Client, answers: dict[str, Answer] | None = None) -> None:
         self.past, self.store = past, store
         self._url, self._client = url, client
-        self._answers: dict[str, Answer] = {}
+        self._answers = {} if answers is None else answers
         self._accepted = set[str]()
 
     def over_http(self, sql: str, view: View) -> Answer:
