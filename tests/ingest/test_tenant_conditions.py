@@ -62,23 +62,30 @@ SHAPES = [
 ]
 
 
-@pytest.fixture
-def shared(store: Store) -> Iterator[Store]:
-    """Tables with rows of both tenants in each part: one that the test makes, with each kind of index in the schema, and a real one."""
+@pytest.fixture(scope="module")
+def with_shared_rows(shared_store: Store) -> Iterator[Store]:
+    """The store with a table that the test makes, with each kind of index in the schema. Made once, as the views of all tables are."""
+    store = shared_store
     store.command(
         "CREATE TABLE shared_rows (tenant LowCardinality(String), at DateTime64(9, 'UTC'), name String, low LowCardinality(String), "
         "INDEX name_bloom name TYPE bloom_filter(0.01), INDEX at_minmax at TYPE minmax) "
         "ENGINE = ReplacingMergeTree PARTITION BY toYYYYMMDD(at) ORDER BY (tenant, at)"
     )
+    store.make_tenant_views()
+    yield store
+    for table in ("shared_rows", "default_tenants.shared_rows", "default_tenants.shared_rows_final"):
+        store.command(f"DROP TABLE {table}")
+
+
+@pytest.fixture
+def shared(with_shared_rows: Store, store: Store) -> Store:
+    """The tables with rows of both tenants in each part: the one that the test makes, and a real one."""
     of_tenants = f"SELECT if(number % 2, 'shop', 'bank') AS tenant, now64(9) AS at, if(number % 2, '1', '{SECRET}') AS name"
     store.command(f"INSERT INTO shared_rows {of_tenants}, name FROM numbers(100)")
     ids = "toFixedString('t', 16), toFixedString(toString(number), 8)"
     columns, values = "tenant, start_time, service_name, trace_id, span_id", f"{of_tenants}, {ids} FROM numbers(100)"
     store.command(f"INSERT INTO stream_revs ({columns}) {values}")
-    store.make_tenant_views()
-    yield store
-    for table in ("shared_rows", "default_tenants.shared_rows", "default_tenants.shared_rows_final"):
-        store.command(f"DROP TABLE {table}")
+    return store
 
 
 def leaks(store: Store, table: str, name: str) -> list[str]:

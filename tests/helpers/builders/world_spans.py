@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
+import pyarrow as pa
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
@@ -15,9 +17,8 @@ from helpers.builders.world import World
 from legato._timeline import pack
 from legato_gpu_agent.agent.otlp_spans import Engine, FinishedRequest, Step, steps_request
 from legato_ingest.otlp.batch import Limits
-from legato_ingest.storage import Store
 
-__all__ = ["FIRST_US", "PREFILL_US", "QUEUED_US", "put", "response_id", "silence", "steps", "stream", "trace_id"]
+__all__ = ["FIRST_US", "PREFILL_US", "QUEUED_US", "Gathered", "Inserts", "put", "response_id", "silence", "steps", "stream", "trace_id"]
 
 ENGINE = "e"
 # Time to the first token of each request, and the parts of that time in the queue and in prefill.
@@ -35,7 +36,32 @@ def response_id(number: int) -> str:
     return f"chatcmpl-{number + 1}"
 
 
-def put(store: Store, body: ExportTraceServiceRequest, received_ns: int, tenant: str = "") -> None:
+class Inserts(Protocol):
+    """Takes rows of a table, as a store does."""
+
+    def insert(self, table: str, rows: pa.Table) -> None:
+        """Insert the rows."""
+
+
+class Gathered:
+    """Rows that a store gets together, with one insert a table: many small inserts cost more than the rows."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, list[pa.Table]] = {}
+
+    def insert(self, table: str, rows: pa.Table) -> None:
+        """Keep the rows."""
+        if rows.num_rows:
+            self._rows.setdefault(table, []).append(rows)
+
+    def put_into(self, store: Inserts) -> None:
+        """Insert all rows, and keep none."""
+        for table, rows in self._rows.items():
+            store.insert(table, pa.concat_tables(rows).unify_dictionaries())
+        self._rows.clear()
+
+
+def put(store: Inserts, body: ExportTraceServiceRequest, received_ns: int, tenant: str = "") -> None:
     """Convert a request body as the ingest does and store its rows with this receive time."""
     batch = received_spans(body, tenant=tenant, now_ns=received_ns, limits=Limits(retention_days=0))
     assert not batch.rejected.num_rows

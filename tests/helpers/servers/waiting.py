@@ -9,12 +9,12 @@ __all__ = ["eventually", "until"]
 
 
 def eventually(condition: Callable[[], object], seconds: float = 20) -> bool:
-    """Whether the condition becomes true within ``seconds``."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    """Whether the condition becomes true within ``seconds``. It is asked less often the longer it takes, because many ask a server."""
+    start = time.monotonic()
+    while (waited := time.monotonic() - start) < seconds:
         if condition():
             return True
-        time.sleep(0.05)
+        time.sleep(min(max(0.05, waited / 20), 0.5))
     return False
 
 

@@ -23,7 +23,7 @@ from helpers.builders.points import gauge, metrics_request, total
 from helpers.builders.spans import native_span, scope_of
 from helpers.builders.spans import request as spans_request
 from helpers.builders.world import MS, World
-from helpers.builders.world_spans import put, steps, stream
+from helpers.builders.world_spans import Gathered, Inserts, put, steps, stream
 from legato._timeline import pack
 from legato_ingest.attribution import turns
 from legato_ingest.attribution import worker as worker_module
@@ -49,7 +49,7 @@ SAID = (
     "vantage, gap_start_us, gap_us, excess_us, cause, confidence, parts, engine_id, step_first, step_last, missing, evidence, excluded,"
     " error_us, culprit_step, culprit_us, culprit_responses"
 )
-Put = Callable[[Store, str, int], None]
+Put = Callable[[Inserts, str, int], None]
 
 
 def spans(vantage: str) -> Put:
@@ -69,14 +69,14 @@ def engine(skew_ns: int = 0) -> Put:
     return lambda store, tenant, at_ns: put(store, steps(replace(WORLD, offset_ns=skew_ns)), at_ns, tenant)
 
 
-def samples(store: Store, tenant: str, body: Any, at_ns: int) -> None:
+def samples(store: Inserts, tenant: str, body: Any, at_ns: int) -> None:
     """Store node samples."""
     batch = received_points(body, tenant=tenant, now_ns=at_ns, limits=Limits(retention_days=0))
     assert not batch.rejected.num_rows
     store.insert("node_samples", batch.samples)
 
 
-def gpu(store: Store, tenant: str, at_ns: int) -> None:
+def gpu(store: Inserts, tenant: str, at_ns: int) -> None:
     """Store the samples of the GPU, one a second."""
     body, clock = metrics_request({"legato.engine.id": "e", "host.name": "node"}), WORLD.gpu(every_ns=1_000 * MS)
     for at, hard_ns, mhz in zip(clock.times_ns.tolist(), clock.hard_ns.tolist(), clock.mhz.tolist(), strict=True):
@@ -85,7 +85,7 @@ def gpu(store: Store, tenant: str, at_ns: int) -> None:
     samples(store, tenant, body, at_ns)
 
 
-def cpu(store: Store, tenant: str, at_ns: int) -> None:
+def cpu(store: Inserts, tenant: str, at_ns: int) -> None:
     """Store how long the engine's threads waited for a CPU, sampled every second: as long as the slow step took longer."""
     body = metrics_request({"legato.engine.id": "e", "host.name": "node"})
     slow_ns = int(WORLD.ends[SLOW] - WORLD.took[SLOW])
@@ -94,7 +94,7 @@ def cpu(store: Store, tenant: str, at_ns: int) -> None:
     samples(store, tenant, body, at_ns)
 
 
-def prompt(store: Store, tenant: str, at_ns: int) -> None:
+def prompt(store: Inserts, tenant: str, at_ns: int) -> None:
     """Store the server's span of the request with the large prompt. Its first token came from that step."""
     sent = WORLD.server(2).times_ns[PROMPT : PROMPT + 20]
     start_ns = int(sent[0]) // 1000 * 1000 - 500 * MS
@@ -168,8 +168,10 @@ def judged_by(shared_store: Store, count: int) -> tuple[Store, dict[str, list[An
         at_ns = ENDED_NS + 500 * MS + int(at_s * 1e9)
         for tenant in {tenant for at, tenant, _ in arrivals if at == at_s}:
             before[tenant] = verdicts(shared_store, tenant)
+        rows = Gathered()
         for _, tenant, part in (each for each in arrivals if each[0] == at_s):
-            part(shared_store, tenant, at_ns)
+            part(rows, tenant, at_ns)
+        rows.put_into(shared_store)
         now_ms = at_ns // MS + 1
         turns += 1
         judged = [worker.step().streams for worker in workers]

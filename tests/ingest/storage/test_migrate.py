@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import cast
 
@@ -28,16 +28,23 @@ class Fresh:
         self.dies_at = ""
         store.command("DROP DATABASE IF EXISTS fresh")
         store.command("CREATE DATABASE fresh")
+        self._database = "default"
 
     def command(self, sql: str) -> None:
         """In that database, unless the process dies at this statement."""
         if self.dies_at and sql.startswith(self.dies_at):
             raise StoreUnavailable("killed")
-        self._within(lambda: self._store.command(sql))
+        self.use("fresh")
+        try:
+            self._store.command(sql)
+        except Exception:
+            self._database = "unknown"
+            raise
 
     def keep_merged_parts(self) -> None:
         """In that database."""
-        self._within(self._store.keep_merged_parts)
+        self.use("fresh")
+        self._store.keep_merged_parts()
 
     def make_tenant_views(self) -> None:
         """Not in that database: its tables are those of the store's database."""
@@ -46,24 +53,32 @@ class Fresh:
         """In that database, unless the process dies first."""
         if self.dies_at_record:
             raise StoreUnavailable("killed")
+        self.use("default")
         self._store.insert(f"fresh.{table}", rows)
 
     def select(self, sql: str) -> object:
         """From that database."""
-        return self._within(lambda: self._store.select(sql))
-
-    def _within(self, work: Callable[[], object]) -> object:
-        self._store.command("USE fresh")
+        self.use("fresh")
         try:
-            return work()
-        finally:
-            self._store.command("USE default")
+            return self._store.select(sql)
+        except Exception:
+            # The store goes on with another session.
+            self._database = "unknown"
+            raise
+
+    def use(self, database: str) -> None:
+        """Go to the database, unless that is where the last statement ran."""
+        if database != self._database:
+            self._store.command(f"USE {database}")
+            self._database = database
 
 
 @pytest.fixture
-def fresh(shared_store: Store) -> Store:
+def fresh(shared_store: Store) -> Iterator[Store]:
     """An empty store."""
-    return cast(Store, Fresh(shared_store))
+    made = Fresh(shared_store)
+    yield cast(Store, made)
+    made.use("default")
 
 
 def tables(store: Store) -> list[str]:
