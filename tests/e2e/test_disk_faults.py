@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import pytest
 from bench.crash_pipelines.serve import store_pid
 from helpers.platform.disks import can_mount, read_only_disk
 from helpers.platform.syscalls import SYNCING, WRITING, failing, tracing
+from helpers.servers.ports import free_port
 from helpers.servers.serving import Served, post_streams, serve_process, serving
 from helpers.servers.waiting import until
 
@@ -85,14 +87,38 @@ def test_requests_are_acknowledged_while_the_store_cannot_be_written(tmp_path: p
         assert metric(served, "legato_store_parts_lost") == metric(served, "legato_duplicate_spans_total") == 0
 
 
-def test_a_query_that_cannot_read_fails_and_no_part_is_set_aside(tmp_path: pathlib.Path) -> None:
-    """With an error, not with the rows that could be read; when the disk works again, all rows are shown."""
-    with serve_process(tmp_path / "store") as served:
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A store after a kill: two parts, of 10 and of 20 streams, and a log with three requests, of 1, 2 and 4 streams. Tests use copies."""
+    store = tmp_path_factory.mktemp("killed") / "store"
+    with serve_process(store) as served:
         assert (post(served, 10), shown(served)) == (200, chunks(10))
-    with serve_process(tmp_path / "store") as served:
+        assert (post(served, 20), shown(served)) == (200, chunks(30))
+        assert [post(served, streams) for streams in (1, 2, 4)] == [200] * 3
+        served.process.kill()
+        served.process.wait()
+    return store
+
+
+@pytest.fixture
+def store(killed: pathlib.Path, tmp_path: pathlib.Path) -> pathlib.Path:
+    """A copy of the killed store."""
+    shutil.copytree(killed, tmp_path / "store", symlinks=True)
+    return tmp_path / "store"
+
+
+def log_of(store: pathlib.Path) -> pathlib.Path:
+    """Return the file of the write-ahead log that has requests."""
+    (path,) = (each for each in (store / "legato_wal").glob("?.wal") if each.stat().st_size)
+    return path
+
+
+def test_a_query_that_cannot_read_fails_and_no_part_is_set_aside(store: pathlib.Path) -> None:
+    """With an error, not with the rows that could be read; when the disk works again, all rows are shown."""
+    with serve_process(store) as served:
         with failing(store_pid(served.process.pid), ("pread64",), "EIO"):
             assert shown(served) == "500"
-        until(lambda: shown(served) == chunks(10))
+        until(lambda: shown(served) == chunks(37))
         assert metric(served, "legato_store_parts_lost") == 0
 
 
@@ -114,39 +140,27 @@ def test_a_part_that_cannot_be_read_at_the_start_is_named(tmp_path: pathlib.Path
     assert [each.name for each in (part.parent / "detached").iterdir()] == [f"broken-on-start_{part.name}"]
 
 
-def test_a_log_that_cannot_be_read_is_named_at_the_start(tmp_path: pathlib.Path) -> None:
+def test_a_log_that_cannot_be_read_is_named_at_the_start(store: pathlib.Path) -> None:
     """The start ends with a sentence and drops nothing: once the disk can be read, the requests are inserted."""
-    store = tmp_path / "store"
-    with serve_process(store) as served:
-        assert (post(served, 8), shown(served)) == (200, chunks(8))
-        assert post(served, 3) == 200
-        served.process.kill()
-        served.process.wait()
-        environ = served.environ
-    (path,) = (each for each in (store / "legato_wal").glob("?.wal") if each.stat().st_size)
+    path = log_of(store)
     command = [*tracing(("read", "pread64"), "EIO", path), sys.executable, "-m", "legato_ingest", "serve"]
+    environ = {**os.environ, "LEGATO_STORE": f"chdb://{store}", "LEGATO_OTLP_PORT": str(free_port()), "LEGATO_READ_PORT": str(free_port())}
     ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 1 and "Traceback" not in ended.stderr
     assert f"the write-ahead log {path}, which holds acknowledged requests, cannot be read: Input/output error" in ended.stderr
     with serve_process(store) as served:
-        assert shown(served) == chunks(11)
+        assert shown(served) == chunks(37)
 
 
-def test_a_damaged_place_of_the_log_costs_its_request_alone(tmp_path: pathlib.Path) -> None:
+def test_a_damaged_place_of_the_log_costs_its_request_alone(store: pathlib.Path) -> None:
     """After a kill: those before and behind it are inserted, the log names the place, and the metric counts it."""
-    store = tmp_path / "store"
-    with serve_process(store) as served:
-        assert (post(served, 8), shown(served)) == (200, chunks(8))
-        assert [post(served, streams) for streams in (1, 2, 4)] == [200] * 3
-        served.process.kill()
-        served.process.wait()
-    (path,) = (each for each in (store / "legato_wal").glob("?.wal") if each.stat().st_size)
+    path = log_of(store)
     content = bytearray(path.read_bytes())
     _, place, _ = (found.start() for found in re.finditer(b"LGW2", content))
     content[place : place + 20] = bytes(20)
     path.write_bytes(content)
     with serve_process(store) as served:
-        assert shown(served) == chunks(8 + 1 + 4)
+        assert shown(served) == chunks(30 + 1 + 4)
         assert metric(served, 'legato_errors_total{stage="recovery",type="Damaged"}') == 1
 
 
