@@ -116,12 +116,12 @@ def log_of(store: pathlib.Path) -> pathlib.Path:
 def test_a_query_that_cannot_read_fails_and_no_part_is_set_aside(tmp_path: pathlib.Path) -> None:
     """With an error, not with the rows that could be read; when the disk works again, all rows are shown.
 
-    Not after a kill: what the start inserts from the log, and the workers read of it, is in memory.
+    The kernel gives the engine what it has in memory by `preadv2`, and what it must read by `pread64`.
     """
     with serve_process(tmp_path / "store") as served:
         assert (post(served, 10), shown(served)) == (200, chunks(10))
     with serve_process(tmp_path / "store") as served:
-        with failing(store_pid(served.process.pid), ("pread64",), "EIO"):
+        with failing(store_pid(served.process.pid), ("pread64", "preadv2"), "EIO"):
             assert shown(served) == "500"
         until(lambda: shown(served) == chunks(10))
         assert metric(served, "legato_store_parts_lost") == 0

@@ -64,7 +64,8 @@ SELECT DISTINCT name FROM (
     UNION ALL
     SELECT table, min_time, max_time, column_ttl_max, if(toUnixTimestamp(column_ttl_max) = 0, 0, {timeline_days}) * 86400
     FROM system.parts_columns
-    WHERE database = currentDatabase() AND active AND rows > 0 AND table IN ('stream_revs', 'stream_revs_local') AND column IN {timeline}
+    WHERE {timeline_days} > 0 AND database = currentDatabase() AND active AND rows > 0
+        AND table IN ('stream_revs', 'stream_revs_local') AND column IN {timeline}
 )
 WHERE has({changed}, name)
     OR kept_s > 0 AND NOT ifNull(toUnixTimestamp(expires_at) - kept_s BETWEEN toUnixTimestamp(min_time) AND toUnixTimestamp(max_time), 0)
