@@ -7,7 +7,7 @@ Grafana's `queryparam` format is the only one that escapes both quotes and backs
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 __all__ = [
     "DIMENSIONS",
@@ -26,6 +26,7 @@ __all__ = [
     "order_statistic",
     "quantile",
     "rolled",
+    "up_to_worst",
     "weighted_quantile",
     "in_whole_minutes",
     "whole_hours",
@@ -190,6 +191,14 @@ def weighted_quantile(level: float, buckets: str) -> str:
     weights = f"arrayMap((bucket, count) -> count * {middle('bucket', _COARSE)}, mapKeys({buckets}), mapValues({buckets}))"
     place = f"arrayFirstIndex(seen -> seen >= {level} * arraySum({weights}) * (1 - 1e-9), arrayCumSum({weights}))"
     return f"if(empty({buckets}), NULL, {middle(f'mapKeys({buckets})[{place}]', _COARSE)})"
+
+
+def up_to_worst(level: float, buckets: str, of: Callable[[float, str], str] = quantile) -> str:
+    """Return a quantile in s that is at most ``worst_us``, the largest of the same values: the middle of a bucket can be above it.
+
+    ``of``: one of the quantiles in µs of this module. NULL if empty.
+    """
+    return f"if(empty({buckets}), NULL, least({of(level, buckets)}, toFloat64(worst_us))) / 1e6"
 
 
 def worst_minutes(only: str = "true") -> str:

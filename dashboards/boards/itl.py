@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from dashboards.panels import Kit, distribution, heat, lines, rows
-from dashboards.sql_fragments import DIMENSIONS, bar_bound, gap_quantile, quantile, rolled, weighted_quantile
+from dashboards.sql_fragments import DIMENSIONS, bar_bound, gap_quantile, quantile, rolled, up_to_worst, weighted_quantile
 
 __all__ = ["board"]
 
 _FROM, _SERIES = rolled("stream", "timed_streams"), rolled("stream", "timed_streams", series=True)
 # A stream of one chunk has no gap, and so no stall: it counts as one of the streams of a rate.
 _JUDGED, _JUDGED_SERIES = rolled("stream", "judged"), rolled("stream", "judged", series=True)
-
-
-def _up_to_longest(us: str) -> str:
-    """Return a quantile in s that is at most ``longest_us``, the longest of the same gaps: the middle of a bucket can be above it."""
-    return f"least({us}, if(n_gaps = 0, NULL, toFloat64(longest_us))) / 1e6"
-
 
 # Two buckets per doubling, from 1 ms to 32 s. Every interval has all of them, because the first interval defines the order of the axis.
 HEATMAP = f"""
@@ -55,15 +49,15 @@ FROM
 ORDER BY bar"""
 VANTAGES = f"""
 SELECT
-    model, vantage, n_gaps AS gaps, n_streams AS streams, {_up_to_longest(gap_quantile(0.5, "buckets"))} AS p50,
-    {_up_to_longest(gap_quantile(0.9, "buckets"))} AS p90,
-    {_up_to_longest(gap_quantile(0.99, "buckets"))} AS p99, {_up_to_longest(gap_quantile(0.999, "buckets"))} AS "p99.9",
-    longest_us / 1e6 AS longest
+    model, vantage, n_gaps AS gaps, n_streams AS streams, {up_to_worst(0.5, "buckets", gap_quantile)} AS p50,
+    {up_to_worst(0.9, "buckets", gap_quantile)} AS p90,
+    {up_to_worst(0.99, "buckets", gap_quantile)} AS p99, {up_to_worst(0.999, "buckets", gap_quantile)} AS "p99.9",
+    worst_us / 1e6 AS longest
 FROM
 (
     SELECT
         model, vantage, sum(gaps) AS n_gaps, sum(timed_streams) AS n_streams, sumMap(gap_buckets) AS buckets,
-        max(gap_max_us) AS longest_us
+        max(gap_max_us) AS worst_us
     {_FROM}
     GROUP BY model, vantage
 )
@@ -97,16 +91,16 @@ GROUP BY time, vantage
 ORDER BY time, vantage"""
 MODELS = f"""
 SELECT
-    model, release, vantage, n_streams AS streams, n_gaps AS gaps, {_up_to_longest(gap_quantile(0.5, "buckets"))} AS "ITL p50",
-    {_up_to_longest(gap_quantile(0.99, "buckets"))} AS "ITL p99",
-    {_up_to_longest(weighted_quantile(0.5, "buckets"))} AS "time-weighted p50",
-    {_up_to_longest(quantile(0.5, "p99_buckets"))} AS "median p99", {_up_to_longest(quantile(0.99, "p99_buckets"))} AS "p99 of p99",
+    model, release, vantage, n_streams AS streams, n_gaps AS gaps, {up_to_worst(0.5, "buckets", gap_quantile)} AS "ITL p50",
+    {up_to_worst(0.99, "buckets", gap_quantile)} AS "ITL p99",
+    {up_to_worst(0.5, "buckets", weighted_quantile)} AS "time-weighted p50",
+    {up_to_worst(0.5, "p99_buckets")} AS "median p99", {up_to_worst(0.99, "p99_buckets")} AS "p99 of p99",
     stalls AS "stalls per 1,000 streams"
 FROM
 (
     SELECT
         model, service_version AS release, vantage, sum(judged) AS n_streams, sum(gaps) AS n_gaps, sumMap(gap_buckets) AS buckets,
-        max(gap_max_us) AS longest_us, sumMap(gap_p99_buckets) AS p99_buckets, 1000 * sum(stalls_250ms) / sum(judged) AS stalls
+        max(gap_max_us) AS worst_us, sumMap(gap_p99_buckets) AS p99_buckets, 1000 * sum(stalls_250ms) / sum(judged) AS stalls
     {_JUDGED}
     GROUP BY model, release, vantage
 )

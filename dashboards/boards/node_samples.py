@@ -44,14 +44,17 @@ _RUNNING = ("legato.engine.requests.running", "vllm:num_requests_running")
 _WAITING = ("legato.engine.requests.waiting", "vllm:num_requests_waiting")
 
 
-def _first_of(metrics: tuple[str, str], value: str) -> str:
-    """Return the sum of a gauge over the series of an engine, as its ranks under a Collector: the agent's, if it exists."""
-    own, foreign = (f"sumOrNullIf({value}, metric = '{name}')" for name in metrics)
-    return f"ifNull({own}, {foreign})"
+def _either(own: str, foreign: str, total: str = "sumIf(grown, {})") -> str:
+    """Return the total of a metric that both the agent and a Collector may report: the agent's, if it exists. By default a growth."""
+    own, foreign = (f"metric = '{name}'" for name in (own, foreign))
+    return f"if(countIf({own}) > 0, {total.format(own)}, {total.format(foreign)})"
 
 
+# An engine has a series for each of its ranks under a Collector.
 SCRAPED_QUEUE = f"""
-SELECT time, engine, {_first_of(_RUNNING, "average")} AS "running, mean", {_first_of(_WAITING, "most")} AS "waiting, max"
+SELECT
+    time, engine, {_either(*_RUNNING, "sumOrNullIf(average, {})")} AS "running, mean",
+    {_either(*_WAITING, "sumOrNullIf(most, {})")} AS "waiting, max"
 FROM
 (
     SELECT $__timeInterval(at) AS time, engine_id AS engine, metric, series, {MEAN} AS average, max(value_max) AS most
@@ -63,11 +66,6 @@ HAVING "running, mean" IS NOT NULL
 ORDER BY time, engine"""
 _TOKENS = ("legato.engine.tokens.generated", "vllm:generation_tokens_total")
 _PREEMPTED = ("legato.engine.preemptions", "vllm:num_preemptions_total")
-
-
-def _either(own: str, foreign: str) -> str:
-    """Return the growth of a counter that both the agent and a Collector may report: the agent's, if it exists."""
-    return f"if(countIf(metric = '{own}') > 0, sumIf(grown, metric = '{own}'), sumIf(grown, metric = '{foreign}'))"
 
 
 SCRAPED_TOKENS = f"""

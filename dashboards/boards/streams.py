@@ -8,17 +8,21 @@ from dashboards.boards.attribution import AT_CLIENTS, NONE_JUDGED, TIME_BY_CAUSE
 from dashboards.boards.now import IN_FLIGHT
 from dashboards.panels import Kit, bars, lines, number, rows
 from dashboards.scales import word
-from dashboards.sql_fragments import DIMENSIONS, SECONDS_OF_POINT, filters, in_whole_minutes, quantile, rolled, worst_minutes
+from dashboards.sql_fragments import (
+    DIMENSIONS,
+    SECONDS_OF_POINT,
+    filters,
+    in_whole_minutes,
+    quantile,
+    rolled,
+    up_to_worst,
+    worst_minutes,
+)
 from legato_ingest.objectives import TARGET, TARGETS
 
 __all__ = ["board"]
 
 _FROM, _SERIES = rolled("stream", "streams"), rolled("stream", "streams", series=True)
-
-
-def _up_to_worst(level: float, buckets: str) -> str:
-    """A quantile in s that is at most ``worst_us``, the longest gap of the same streams: the middle of a bucket can be above it."""
-    return f"if(empty({buckets}), NULL, least({quantile(level, buckets)}, toFloat64(worst_us))) / 1e6"
 
 
 TRAFFIC = f"""
@@ -33,10 +37,10 @@ GOODPUT = f"""
 SELECT sum(good) / nullIf(sum(judged), 0) AS goodput, {word("goodput", "goodput")} AS state, sum(judged) AS n
 {_FROM}"""
 GAP_P99_P99 = f"""
-SELECT {_up_to_worst(0.99, "buckets")} AS p99, {word("gap", "p99")} AS state, arraySum(mapValues(buckets)) AS n
+SELECT {up_to_worst(0.99, "buckets")} AS p99, {word("gap", "p99")} AS state, arraySum(mapValues(buckets)) AS n
 FROM (SELECT sumMap(gap_p99_buckets) AS buckets, max(gap_max_us) AS worst_us {_FROM})"""
 GAP_MAX_P99 = f"""
-SELECT {_up_to_worst(0.99, "buckets")} AS p99, {word("gap", "p99")} AS state, arraySum(mapValues(buckets)) AS n
+SELECT {up_to_worst(0.99, "buckets")} AS p99, {word("gap", "p99")} AS state, arraySum(mapValues(buckets)) AS n
 FROM (SELECT sumMap(gap_max_buckets) AS buckets, max(gap_max_us) AS worst_us {_FROM})"""
 JITTER = f"""
 SELECT {quantile(0.5, "buckets")} / 1000 AS median, {word("jitter", "median")} AS state, arraySum(mapValues(buckets)) AS n
@@ -57,9 +61,9 @@ GROUP BY time, service_name, vantage
 ORDER BY time, service"""
 GAPS_OVER_TIME = f"""
 SELECT
-    time, {_up_to_worst(0.5, "max_buckets")} AS "max gap, median stream",
-    {_up_to_worst(0.99, "max_buckets")} AS "max gap, p99 of streams",
-    {_up_to_worst(0.99, "p99_buckets")} AS "p99 gap, p99 of streams"
+    time, {up_to_worst(0.5, "max_buckets")} AS "max gap, median stream",
+    {up_to_worst(0.99, "max_buckets")} AS "max gap, p99 of streams",
+    {up_to_worst(0.99, "p99_buckets")} AS "p99 gap, p99 of streams"
 FROM
 (
     SELECT
@@ -97,7 +101,7 @@ ORDER BY time"""
 BY_SERVICE = f"""
 SELECT
     service, release, model, provider, route, vantage, transport, n, good_share AS goodput, {word("goodput", "goodput")} AS state,
-    {_up_to_worst(0.99, "p99_buckets")} AS "p99 of p99 gap", {_up_to_worst(0.99, "max_buckets")} AS "p99 max gap",
+    {up_to_worst(0.99, "p99_buckets")} AS "p99 of p99 gap", {up_to_worst(0.99, "max_buckets")} AS "p99 max gap",
     if(empty(max_buckets), NULL, worst_us) / 1e6 AS "worst gap",
     {quantile(0.5, "jitter_buckets")} / 1000 AS "jitter ratio", {quantile(0.5, "ttft")} / 1e6 AS "TTFT p50",
     {quantile(0.95, "ttft")} / 1e6 AS "TTFT p95", disconnected AS "disconnect rate", stalled AS "stalled streams"

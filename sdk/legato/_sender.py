@@ -120,7 +120,7 @@ class Sender:
         while True:
             batch = self._next_batch(due)
             due = time.monotonic() + self._interval_s
-            is_accepted = _export_quietly(export, Paced(span for span, _ in batch))
+            is_accepted = _is_exported(export, Paced(span for span, _ in batch))
             check()
             self._note(batch, is_accepted)
 
@@ -168,8 +168,8 @@ def _size_of(span: Any) -> int:
     return len(timeline) if isinstance(timeline, (bytes, str)) else 0
 
 
-def _export_quietly(export: Export, spans: Sequence[Any]) -> bool:
-    """Export. An exporter that raises has failed."""
+def _is_exported(export: Export, spans: Sequence[Any]) -> bool:
+    """Export these spans; return whether they were accepted. An exporter that raises has failed."""
     try:
         return export(spans)
     except Exception:

@@ -164,7 +164,7 @@ class _HttpRecording:
             # Middlewares of Starlette's (`BaseHTTPMiddleware`) end the response also then, with an empty part.
             recorder.end("client_cancel")
         elif isinstance(error, asyncio.CancelledError):
-            # A server that stops cancels its requests. One that a client has left ends with a message or an OSError.
+            # A server that stops cancels its requests. A client that leaves shows in a message, or in an OSError of a send.
             recorder.end("upstream_error", error_type="server_cancelled")
         elif error is not None:
             recorder.end(error=error)

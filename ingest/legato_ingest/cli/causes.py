@@ -120,7 +120,9 @@ def _removed(all_: Row | None, row: Row | None) -> tuple[str, str]:
 
 def _percent(part_us: int, whole_us: int) -> int:
     """Return a whole percentage: 100 for all and 0 for none alone."""
-    return 100 if part_us >= whole_us else min(99, max(1, round(100 * part_us / whole_us))) if part_us > 0 else 0
+    if part_us <= 0 or part_us >= whole_us:
+        return 0 if part_us <= 0 else 100
+    return min(99, max(1, round(100 * part_us / whole_us)))
 
 
 def _range(low: int, high: int) -> str:

@@ -8,7 +8,7 @@ streams.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -157,12 +157,6 @@ def _servers_with_ranks(store: Store, streams: Sequence[Stream]) -> set[EngineKe
     return {(str(unquoted(tenant)), str(unquoted(server))) for tenant, server in found} & servers
 
 
-def _ranks_behind(store: Store, engines: Collection[EngineKey], window: Window, most: int) -> list[EngineKey]:
-    """Return the ranks other than the first, ``most`` for each server of these engines, that have steps within a window."""
-    sql = _RANKS.format(inside=between_ns("recorded_at", *window), which=is_behind(engines), most=most)
-    return [(str(unquoted(tenant)), str(unquoted(engine))) for tenant, engine in store.select(sql)]
-
-
 def _served(named: Sequence[Stream], finished: Sequence[_Finished]) -> dict[EngineKey, _Served]:
     """Return what each engine served."""
     streams: dict[EngineKey, list[Stream]] = {}
@@ -303,7 +297,9 @@ def _other_ranks(store: Store, windows: Windows) -> dict[EngineKey, list[EngineK
     """Return, for each engine that is a rank, the other ranks behind its server with steps within its window."""
     ranks: dict[EngineKey, list[EngineKey]] = {}
     for batch in batches_of(windows):
-        for tenant, engine in _ranks_behind(store, batch, span_of(batch), _RANKS_MAX + 2):
+        inside = between_ns("recorded_at", *span_of(batch))
+        for row in store.select(_RANKS.format(inside=inside, which=is_behind(batch), most=_RANKS_MAX + 2)):
+            tenant, engine = str(unquoted(row[0])), str(unquoted(row[1]))
             own = ranks.setdefault((tenant, server_of(engine)), [(tenant, server_of(engine))])
             if (tenant, engine) not in own:
                 own.append((tenant, engine))
