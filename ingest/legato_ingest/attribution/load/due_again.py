@@ -194,7 +194,7 @@ def _long(low: int, which: str) -> Due:
 
 
 def _tenants_with_long(store: Store, lows: Sequence[int]) -> set[str]:
-    """Return the tenants with streams that `_long` may find for one of these times: most often there are none, which is one query."""
+    """Return the tenants with streams that `_long` may find for one of these times. Most often there are none."""
     if not lows:
         return set()
     first, last = _long(min(lows) - _REQUEST_LATE_NS, "1"), _long(max(lows), "1")

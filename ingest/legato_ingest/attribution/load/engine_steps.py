@@ -33,8 +33,9 @@ _STEPS = f"""
 SELECT tenant, engine_id, toUnixTimestamp64Nano(recorded_at) AS at_ns, engine_epoch, step, {", ".join(_COLUMNS)}
 FROM engine_steps FINAL
 WHERE {{which}} AND {{inside}}"""
-# Two processes record one step at most this share of its duration after each other, and as long to within this much by the engine's clock.
-# They record the same steps if that is so for this share of at least so many; of two engines with equal steps it is half by chance.
+# API servers of one engine record a step within this share of its duration of each other, and measure durations that differ by at most so
+# many µs. Two processes record the same steps if both hold for this share of the steps, of at least so many. For two engines with steps of
+# one length both hold for half of them by chance.
 _NEAR_SHARE, _SAME_US, _SAME_SHARE, _STEPS_MIN = 0.25, 200, 0.7, 20
 # With more processes in a stretch of time than this, each counts as apart.
 _PROCESSES_MAX = 64
@@ -102,7 +103,7 @@ def _groups(recorded: Ints, interval_us: Floats, process: Ints) -> Ints:
 
 
 def _are_same(one: tuple[Ints, Floats], other: tuple[Ints, Floats]) -> bool:
-    """Return whether two processes recorded the same steps, as several API servers of one engine do: at the same times, and as long.
+    """Return whether two processes recorded the same steps, as API servers of one engine do: at the same times, with the same durations.
 
     Each is given by the times of its records, in order, and the durations of its steps by the engine's clock.
     """
