@@ -10,6 +10,9 @@ users. The senders run on the same cores.
 last thirty days before. `--viewers` adds open dashboards, which refresh as often as their JSON says: `query_p50_ms`, `query_p99_ms`,
 `page_p50_ms`, `page_p99_ms` (until the last panel's reply), and `queries_refused` by the limit of waiting ones.
 
+Below ten streams a second and without viewers nothing is queried until the load ends, as at night: `legato serve` then inserts less often.
+The verdict delay of such a run is the time from a stream's end until the run of the attribution that judged it began.
+
 Last line: one JSON object with `streams_per_s`, `chunks_per_s`, `steps_per_s`, `cpu_cores` (of serve and its children), `rss_mb` (of them,
 at the end), `ack_p99_ms`, `verdict_delay_p99_s` (from a stream's end until its verdict can be queried), `rollup_lag_p99_s`, `lost_streams`,
 and `stale_verdicts`: the share of stalls of more than 60 s ago without a verdict, or with one that lacks evidence which is in the store.
@@ -74,6 +77,17 @@ FORMAT JSONEachRow"""
 _SWEEPS = """
 SELECT quantile(0.5)(seconds) AS half, quantile(0.99)(seconds) AS most, avg(streams) AS streams
 FROM attribution_runs WHERE ran_at > fromUnixTimestamp({begin}) FORMAT JSONEachRow"""
+_DELAYS = """
+SELECT quantile(0.5)(delay_ms) / 1000 AS half, quantile(0.99)(delay_ms) / 1000 AS most
+FROM
+(
+    SELECT toUnixTimestamp64Milli(min(judged_at)) - intDiv(toUnixTimestamp64Nano(any(start_time)) + any(duration_ns), 1000000) AS delay_ms
+    FROM verdicts
+    INNER JOIN streams USING (tenant, trace_id, span_id, start_time)
+    WHERE start_time > fromUnixTimestamp64Nano({begin}000000000) AND vantage = 'client' AND stalls_250ms > 0
+    GROUP BY trace_id, span_id
+)
+FORMAT JSONEachRow"""
 _STORED = """
 SELECT count() AS streams FROM streams
 WHERE vantage = 'client' AND received_at > fromUnixTimestamp64Milli({begin}000)
@@ -96,7 +110,7 @@ def main() -> None:
         engines = _engines(given.engines, recorded, begin_ns, given.streams_per_s)
         is_light = sum(engine.streams_per_s for engine in engines) < _LIGHT_STREAMS_PER_S
         sending = Sending(served.otlp, engines, given.seconds)
-        watching = Watching(served.process.pid, served.otlp, served.read, sending, is_light)
+        watching = Watching(served.process.pid, served.otlp, served.read, sending, is_light, bool(given.viewers) or not is_light)
         reading = Reading(served.read, ROOT / "dashboards", given.viewers)
         watching.start()
         reading.start()
@@ -141,7 +155,12 @@ def _figures(served: Served, sending: Sending, seen: Observed, seconds: float, b
     done = sending.done
     ((stored,), (stale,)) = query(served.read, _STORED.format(begin=begin_s)), query(served.read, _STALE.format(begin=begin_s))
     (sweeps,) = query(served.read, _SWEEPS.format(begin=begin_s))
-    missing = done.streams - int(str(stored["streams"]))
+    missing, delays_s = done.streams - int(str(stored["streams"])), seen.verdict_delay_s
+    if delays_s:
+        delay_p50_s, delay_p99_s = median(delays_s), quantile(delays_s, 0.99)
+    else:
+        (judged,) = query(served.read, _DELAYS.format(begin=begin_s))
+        delay_p50_s, delay_p99_s = float(str(judged["half"])), float(str(judged["most"]))
     stalls = int(str(stale["stalls"])) or 1
     return {
         "streams_per_s": round(done.streams / seconds, 1),
@@ -152,8 +171,8 @@ def _figures(served: Served, sending: Sending, seen: Observed, seconds: float, b
         "rss_mb_half": round(seen.rss_mb[len(seen.rss_mb) // 2]),
         "ack_p50_ms": round(1000 * median(done.seconds)),
         "ack_p99_ms": round(1000 * quantile(done.seconds, 0.99)),
-        "verdict_delay_p50_s": round(median(seen.verdict_delay_s or [float("nan")]), 1),
-        "verdict_delay_p99_s": round(quantile(seen.verdict_delay_s or [float("nan")], 0.99), 1),
+        "verdict_delay_p50_s": round(delay_p50_s, 1),
+        "verdict_delay_p99_s": round(delay_p99_s, 1),
         "rollup_lag_p99_s": round(quantile(seen.rollup_lag_s, 0.99), 1),
         "sweep_p50_s": round(float(str(sweeps["half"])), 1),
         "sweep_p99_s": round(float(str(sweeps["most"])), 1),

@@ -2,7 +2,7 @@
 
 Once a second a probe takes a client's stream with a stall that has just been acknowledged, and asks for its verdict until it is there. The
 probes are queries of the read endpoint, so they are a small load themselves, and make `legato serve` insert what it has acknowledged. Under
-a light load there are fewer of them, and fewer reads of the metrics.
+a light load there are fewer of them, and fewer reads of the metrics; without probes nothing is queried while the load runs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Observed", "Watching", "query"]
 _EVERY_S = 1.0
 _PROBE_S_MAX = 120.0
 # Under a light load: the time between two samples of the metrics, between two probes, and from a stream's end to the first question.
-_LIGHT_SAMPLE_S, _LIGHT_PROBE_S, _LIGHT_ASK_S = 5.0, 20.0, 5.0
+_LIGHT_SAMPLE_S, _LIGHT_PROBE_S, _LIGHT_ASK_S = 15.0, 20.0, 5.0
 _HZ = os.sysconf("SC_CLK_TCK")
 _STALLED = """
 SELECT lower(hex(trace_id)) AS trace, lower(hex(span_id)) AS span
@@ -57,16 +57,16 @@ class Observed:
 
 
 class Watching:
-    """Watches a process and its children from `start` to `stop`. ``is_light``: whether the load is light."""
+    """Watches a process and its children from `start` to `stop`. ``is_light``: whether the load is light; ``has_probes``: see above."""
 
-    def __init__(self, process: int, otlp: str, read: str, sending: Sending, is_light: bool = False) -> None:
+    def __init__(self, process: int, otlp: str, read: str, sending: Sending, is_light: bool = False, has_probes: bool = True) -> None:
         self._process, self._otlp, self._read, self._sending = process, otlp, read, sending
         self._sample_s, self._probe_s, self._ask_s = (
             (_LIGHT_SAMPLE_S, _LIGHT_PROBE_S, _LIGHT_ASK_S) if is_light else (_EVERY_S, _EVERY_S, 0.0)
         )
         self._ended = threading.Event()
         self.observed = Observed()
-        self._threads = [threading.Thread(target=self._sample), threading.Thread(target=self._probe)]
+        self._threads = [threading.Thread(target=each) for each in (self._sample, self._probe)[: 1 + has_probes]]
 
     def start(self) -> None:
         """Begin."""

@@ -41,7 +41,7 @@ from legato_ingest.periodic import PeriodicTask
 from legato_ingest.query import app as read_endpoint
 from legato_ingest.query.reads import Reads
 from legato_ingest.replies import REPLY_BYTES_MAX, BoundedReplies
-from legato_ingest.rollups.worker import followed_until_ms
+from legato_ingest.rollups.followed import followed_until_ms
 from legato_ingest.settings import Settings, deprecations
 from legato_ingest.shares import Shares
 from legato_ingest.storage import ProcessStore, Store, StoreProcess, backup, migrate, objective_rows, open_store
@@ -198,6 +198,7 @@ def _serve_store(settings: Settings, metrics: Metrics, store: Store, listeners: 
         objectives=objectives,
         look_again_s=None if settings.server is None else _LOOK_AGAIN_S,
         log=log,
+        is_always_read=bool(settings.traces_export_endpoint),
     )
     workers = Workers(settings, store, committer, metrics)
     workers.start()

@@ -90,6 +90,10 @@ class AttributionWorker(PeriodicWorker[RunResult]):
         """Return the watermark: all verdicts with a time until this are in the store, and later ones have later times."""
         return self._watermark.reached_ms()
 
+    def judged_after(self, after_ms: int) -> int | None:
+        """Return the time of the first verdicts of this process later than a time (Unix ms), of the last minutes; ``None`` without any."""
+        return self._watermark.stamp_after(after_ms)
+
     def _run(self) -> RunResult:
         """Judge what has become ready since the last run. After an error the next run begins at the recorded progress."""
         try:

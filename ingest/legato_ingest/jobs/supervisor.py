@@ -23,7 +23,8 @@ from legato_ingest.jobs.shard_lease import ShardLease
 from legato_ingest.jobs.writer_heartbeat import WriterHeartbeat
 from legato_ingest.metrics import Metrics
 from legato_ingest.periodic import PeriodicTask, always
-from legato_ingest.rollups.worker import RollupWorker, judgements_followed_until_ms
+from legato_ingest.rollups.followed import Stamps, judgements_followed_until_ms
+from legato_ingest.rollups.worker import RollupWorker
 from legato_ingest.settings import Settings
 from legato_ingest.storage import Store, objective_rows
 from legato_ingest.trace_export.worker import TraceExportWorker
@@ -34,7 +35,7 @@ __all__ = ["Workers"]
 # Interval of the part integrity check. Merged source parts are kept longer than that, so the check can still restore them.
 _PARTS_EVERY_S = 10.0
 # Interval at which the counters of /metrics follow the objectives in the store.
-_OBJECTIVES_EVERY_S = 5.0
+_OBJECTIVES_EVERY_S = 15.0
 _MEMORY_EVERY_S = 5.0
 
 
@@ -79,7 +80,8 @@ class Workers:
         self._judging = JudgingProcess()
         self.attribution = AttributionWorker(store.clone(), settings, metrics, received_ms, judged_ms, shards, self._judging, stamp_after)
         all_judged_ms = self._heartbeat.judged_watermark_ms if self._heartbeat else self.attribution.judged_ms
-        self.rollups = RollupWorker(store.clone(), settings, metrics, received_ms, all_judged_ms, my_turn)
+        stamps = Stamps(stamp_after, self.attribution.judged_after, lambda: self.attribution.until_ms) if stamp_after else None
+        self.rollups = RollupWorker(store.clone(), settings, metrics, received_ms, all_judged_ms, my_turn, stamps)
         self._chunking = ChunkingWorker(store.clone(), settings, metrics, my_turn)
         self._trace_export: TraceExportWorker | None = None
         if settings.traces_export_endpoint:

@@ -99,6 +99,15 @@ class SampleRollup:
         if not self._left:
             self._done_ms = self._until_ms
 
+    def due_in_s(self, stamp_after: Callable[[int], int | None], every_s: float) -> float:
+        """Return in how many seconds a part has to be computed or looked for; infinite if nothing was received since the last look.
+
+        ``stamp_after`` returns the time of the first insert later than a time (Unix ms). ``every_s``: as for ``step``.
+        """
+        if self._left or self._divided or not self._until_ms:
+            return 0.0
+        return float("inf") if stamp_after(self._until_ms) is None else self._found_at_s + every_s - time.monotonic()
+
     def step_divided(self, next_rolled_ms: Callable[[], int], is_over: Callable[[], bool]) -> None:
         """Compute pieces of tenants that take much memory, at least one if any waits, until ``is_over()``. Raises ``StoreError``."""
         self._compute_divided(self._divided, next_rolled_ms, is_over)

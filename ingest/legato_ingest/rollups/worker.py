@@ -35,6 +35,7 @@ from legato_ingest.rollups.compute import (
     tenants_of_minutes,
 )
 from legato_ingest.rollups.divided import NO_PROGRESS, Divided
+from legato_ingest.rollups.followed import Stamps
 from legato_ingest.rollups.pending import Pending
 from legato_ingest.rollups.pieces import Piece, by_tenant
 from legato_ingest.rollups.queries import ENGINE_ROLLUPS, STREAM_ROLLUPS, Rollup, Statement, hours_sql, minutes_sql
@@ -45,11 +46,13 @@ from legato_ingest.storage.retention import kept_since_s
 from legato_ingest.storage.sql import after_until_ms
 from legato_ingest.storage.watermark import now_ms
 
-__all__ = ["RollupResult", "RollupWorker", "followed_until_ms", "judgements_followed_until_ms"]
+__all__ = ["RollupResult", "RollupWorker"]
 
 _log = logging.getLogger("legato")
+# While nothing was inserted, the worker looks again after this share of its interval.
+_IDLE_SHARE = 0.2
 # Hours, and node samples, are computed this many intervals after those before.
-_HOURS_EVERY = 6
+_HOURS_EVERY = 4
 # A run begins no other pass of minutes far from the present, or of hours, after so long; one of each it computes in any case.
 _OLD_S_MAX = 5.0
 # What is divided has so long in any case: old minutes of one tenant would leave one piece a run for all.
@@ -77,29 +80,11 @@ class RollupResult:
     rows: int = 0
 
 
-def followed_until_ms(store: Store) -> int:
-    """Return the latest receive time (Unix ms) that any worker may have processed.
-
-    New rows need later times, even if the clock was set back. Workers of a server's store may be ahead of the progress that they recorded,
-    but not of all `writers`.
-    """
-    columns = (("attribution_runs", "others_until"), ("rollup_runs", "until"), ("writers", "settled_at"))
-    return _latest_ms(store, columns)
-
-
-def judgements_followed_until_ms(store: Store) -> int:
-    """Return the latest judgement time (Unix ms) that the rollups may have processed. New verdicts need later times."""
-    return _latest_ms(store, (("rollup_runs", "judged_until"), ("writers", "judged_until")))
-
-
-def _latest_ms(store: Store, columns: tuple[tuple[str, str], ...]) -> int:
-    return max(int(store.select(f"SELECT toUnixTimestamp64Milli(max({column})) FROM {table}")[0][0]) for table, column in columns)
-
-
 class RollupWorker(PeriodicWorker[RollupResult]):
     """Keeps the rollups current. Owns ``store``, a separate handle. Without ``start()`` it runs only when ``step()`` is called.
 
     ``received_ms`` and ``judged_ms`` return the watermarks (Unix ms) up to which all received rows, and all verdicts, are in the store.
+    ``stamps``: the times of all inserts, if no other process inserts; then no run begins while there is nothing to compute.
     """
 
     def __init__(
@@ -110,11 +95,15 @@ class RollupWorker(PeriodicWorker[RollupResult]):
         received_ms: Callable[[], int] = now_ms,
         judged_ms: Callable[[], int] = now_ms,
         my_turn: Callable[[], bool] = always,
+        stamps: Stamps | None = None,
     ) -> None:
-        super().__init__("rollup", store, settings.rollup_every_s, metrics, my_turn=my_turn, lag=metrics.rollup_lag_seconds)
+        lag, every_s = metrics.rollup_lag_seconds, settings.rollup_every_s
+        super().__init__("rollup", store, every_s, metrics, my_turn=my_turn, delay_s=self._delay_s, lag=lag)
+        self._stamps, self._idle_s, self._seldom_s = stamps, _IDLE_SHARE * every_s, _HOURS_EVERY * every_s
         self._store, self._metrics, self._settings = store, metrics, settings
         self._received_ms, self._judged_ms = received_ms, judged_ms
-        self._pending = Pending(-1)
+        # Dirty minutes were looked for up to these times, also by a run that recorded nothing.
+        self._pending, self._looked = Pending(-1), (0, 0)
         self._samples = SampleRollup(store, self._kept_since_s, self._is_stopping)
         # Unix ms; as recorded in the store when the retention became longer.
         self._kept_ms = 0
@@ -187,9 +176,8 @@ class RollupWorker(PeriodicWorker[RollupResult]):
         started = time.monotonic()
         progress, sampled_since = self._progress()
         self._follow(progress)
-        found = self._find()
-        seldom_s = _HOURS_EVERY * self._settings.rollup_every_s
-        result = self._compute_waiting(seldom_s)
+        self._looked = found = self._find()
+        result = self._compute_waiting(self._seldom_s)
         if (result.minutes or result.rows or not progress[0]) and not self.stopping:
             self._pending.found = found
             progress = self._pending.progress()
@@ -198,11 +186,30 @@ class RollupWorker(PeriodicWorker[RollupResult]):
         self.until_ms = self._pending.complete_until_ms(found[0], progress[0]) or self.until_ms
         # Last, so that the progress of the streams does not depend on it.
         if not self.stopping:
-            self._compute_samples(sampled_since, found[0], seldom_s)
+            self._compute_samples(sampled_since, found[0], self._seldom_s)
             if (sampled := self._samples.progress_ms(sampled_since)) is not None:
                 self._record(progress, sampled, RollupResult(), started)
         self._metrics.rollup_seconds.observe(time.monotonic() - started)
         return result
+
+    def _delay_s(self) -> float:
+        """Return in how many seconds there may be something to compute."""
+        if self._stamps is None or not self.exclusive.acquire(blocking=False):
+            return 0.0
+        try:
+            # Before the first run, and after one that failed, the store must be looked at.
+            return 0.0 if self._pending.until_ms < 0 else max(0.0, min(self._due_in_s(self._stamps), self._idle_s))
+        finally:
+            self.exclusive.release()
+
+    def _due_in_s(self, stamps: Stamps) -> float:
+        # Read before the stamps: an insert that ends in between has a later stamp.
+        received_ms = self._received_ms()
+        news_s = stamps.news_in_s(self._looked, received_ms)
+        if news_s is not None:
+            return news_s
+        self.until_ms = max(self.until_ms, self._pending.complete_until_ms(received_ms, 0))
+        return min(self._pending.due_in_s(self._seldom_s), self._samples.due_in_s(stamps.received_after, self._seldom_s))
 
     def _record(self, progress: Progress, sampled_ms: int, result: RollupResult, started: float) -> None:
         times_ms = {"until": progress[0], "judged_until": progress[1], "sampled_until": sampled_ms, "kept_since": self._kept_ms}

@@ -1,9 +1,9 @@
 """Group commit: one thread inserts the rows of many requests and answers each request with the result for its rows.
 
 All batches that wait when the thread becomes free go into one insert, so they share the cost of a synced insert. With a write-ahead log a
-request is answered when its body is in the log, and an insert begins a second after the one before, later while few requests wait, and at
-once when a reader asks for it. Requests with late rows have a separate queue (``lanes``), and those of now are inserted in between.
-The committer alone sets ``received_at``. It decodes nothing; it depends on HTTP only by the types of errors that it raises.
+request is answered when its body is in the log, and its insert waits for more requests (``pacing``), until a reader asks for it. Requests
+with late rows have a separate queue (``lanes``), and those of now are inserted in between. The committer alone sets ``received_at``. It
+decodes nothing; it depends on HTTP only by the types of errors that it raises.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from legato_ingest.write.group_insert import GroupInsert, Receipt, receipt_of
 from legato_ingest.write.lanes import Lanes, LatePauses
 from legato_ingest.write.log_writer import LogWriter
 from legato_ingest.write.outcomes import RETRY_S, Outcomes
+from legato_ingest.write.pacing import Pacing
 from legato_ingest.write.set_aside import BLAME_MAX, FAULT
 from legato_ingest.write.settling import Settling
 from legato_ingest.write.waiting import Waiting, size_of
@@ -35,11 +36,6 @@ from legato_ingest.write.waiting import Waiting, size_of
 __all__ = ["Committer", "Receipt"]
 
 _log = logging.getLogger("legato")
-# Without a log: after an insert of so many requests, the next one begins so long after its begin at the earliest.
-_BUSY_REQUESTS, _APART_S = 8, 0.15
-# With a log: the time between the begins of two inserts if many requests wait, so many requests, and the time if fewer wait. A larger
-# number of bytes is inserted at once.
-_LOGGED_APART_S, _MANY_REQUESTS, _FEW_APART_S, _QUEUE_BYTES = 1.0, 64, 8.0, 16 * 2**20
 # So long after the begin of its end the committer still halves what failed, and tries what failed alone.
 _END_S = 5.0
 
@@ -50,7 +46,7 @@ class Committer:
     Rows get the time of their insert as ``received_at``. It is later than ``after_ms`` and than every value that ``watermark_ms`` returned
     before. Streams that ended are counted by their objectives; a stream without one has the default limits. ``look_again_s``: where other
     instances write into the same store, rows are compared with theirs once more after this time. ``log``: the write-ahead log of a store
-    that no other process writes into; the committer closes it.
+    that no other process writes into; the committer closes it. ``is_always_read``: as for ``Pacing``.
     """
 
     def __init__(
@@ -64,16 +60,15 @@ class Committer:
         objectives: Sequence[Objective] = (),
         look_again_s: float | None = None,
         log: WriteAheadLog | None = None,
+        is_always_read: bool = False,
     ) -> None:
         self._metrics, self._chunks_max = metrics, chunks_max
-        self._insert_bytes = min(_QUEUE_BYTES, queue_bytes_max // 2)
         metrics.queue_bytes_max.set(queue_bytes_max)
         self._groups, self._lanes = GroupInsert(store, metrics, objectives, look_again_s), Lanes(queue_bytes_max)
         self._now, self._late = self._lanes.now, self._lanes.late
+        self._pacing = Pacing(self._now, has_log=log is not None, is_always_read=is_always_read, queue_bytes_max=queue_bytes_max)
         self._changed, self._closing, self._log = threading.Condition(), False, log
         self._outcomes = Outcomes(self._changed, self._lanes, log, metrics)
-        # Of the last insert: its requests, its begin, and whether it had no room for all that waited.
-        self._last_requests, self._last_began_s, self._is_rest = 0, 0.0, False
         # ``all_stored``: bodies of which every batch was stored before ``finish``. The thread removes them from the log.
         # ``is_apart``: the last insert was one of those apart. ``end_s``: until when they go on (monotonic).
         self._is_apart, self._end_s = False, float("inf")
@@ -141,7 +136,11 @@ class Committer:
 
     def begin_settling(self, tenant: str = ALL_TENANTS, stale_max_s: float = 0.0) -> Callable[[], None]:
         """Ask for the insert for which a reader of this tenant waits. Return the function that waits (``settling``)."""
-        return self._settling.begin(tenant, stale_max_s) if self._log is not None else lambda: None
+        if self._log is None:
+            return lambda: None
+        with self._changed:
+            self._pacing.read()
+        return self._settling.begin(tenant, stale_max_s)
 
     def close(self) -> None:
         """Commit the queue, then stop. What cannot be committed within some seconds stays in the log; without one it is refused."""
@@ -193,8 +192,7 @@ class Committer:
         self._now.put([part for part in parts if not part.is_late])
         self._late.put(late)
         # While the thread waits for the time of the next insert, further batches wake it only if they bring that time nearer.
-        is_many = before < _MANY_REQUESTS <= len(self._now)
-        if not before or is_many or self._log is None or late or self._now.row_bytes > self._insert_bytes:
+        if self._pacing.arrived(before, has_streams=any(part.batch.revs.num_rows for part in parts)) or late:
             self._changed.notify_all()
 
     def _logged(self, group: Sequence[Waiting], segment: int) -> None:
@@ -273,16 +271,8 @@ class Committer:
             self._changed.wait(due_s)
 
     def _pause_s(self) -> float:
-        """Return the seconds until the next insert: inserts of many requests cost little more than those of few."""
-        apart_s = 0.0
-        if self._outcomes.failed is not None:
-            apart_s = RETRY_S
-        elif self._log is not None:
-            is_wanted = self._now.is_wanted or self._now.row_bytes > self._insert_bytes or self._is_rest
-            apart_s = 0.0 if is_wanted else _LOGGED_APART_S if len(self._now) >= _MANY_REQUESTS else _FEW_APART_S
-        elif self._last_requests >= _BUSY_REQUESTS:
-            apart_s = _APART_S
-        return self._last_began_s + apart_s - time.monotonic() if apart_s else 0.0
+        """Return the seconds until the next insert of rows of now."""
+        return self._pacing.pause_s() if self._outcomes.failed is None else self._pacing.left_s(RETRY_S)
 
     def _late_pause_s(self) -> float:
         is_full = 2 * self._late.row_bytes > self._late.held.most
@@ -320,9 +310,8 @@ class Committer:
         with self._changed:
             if not self._now or not (at_once or self._closing or self._pause_s() <= 0):
                 return []
-            self._last_began_s = time.monotonic()
             group = self._lanes.take(self._now, self._chunks_max)
-            self._last_requests, self._is_rest = len(group), self._now.has_trusted
+            self._pacing.began(len(group), is_rest=self._now.has_trusted)
             return group
 
     def _next_late(self) -> list[Waiting]:
@@ -339,7 +328,7 @@ class Committer:
             if not self._lanes.apart or time.monotonic() > self._end_s or not (self._closing or self._apart_pause_s() <= 0):
                 return []
             if self._outcomes.failed is not None:
-                self._last_began_s = time.monotonic()
+                self._pacing.delayed()
             self._is_apart = True
             return self._lanes.apart.take()
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import pyarrow as pa
+import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
@@ -25,6 +26,7 @@ from legato_ingest.otlp.convert import convert_points, convert_spans
 from legato_ingest.settings import load
 from legato_ingest.storage import Store
 from legato_ingest.storage.wal import WriteAheadLog
+from legato_ingest.write import pacing
 from legato_ingest.write.committer import Committer, Receipt
 from legato_ingest.write.receiver import Receiver
 from legato_ingest.write.recovery import recover
@@ -39,6 +41,7 @@ __all__ = [
     "point_rows",
     "scrapes",
     "send",
+    "set_pause",
     "span_rows",
     "spread_spans",
     "stored_samples",
@@ -83,6 +86,12 @@ def committing(
         yield committer
     finally:
         committer.close()
+
+
+def set_pause(monkeypatch: pytest.MonkeyPatch, pause_s: float) -> None:
+    """Let inserts of few requests be so far apart, with readers and without."""
+    for name in ("_FEW_APART_S", "_UNREAD_APART_S"):
+        monkeypatch.setattr(pacing, name, pause_s)
 
 
 @contextmanager

@@ -38,7 +38,7 @@ from helpers.platform.examples import examples
 from legato_ingest.attribution.worker import AttributionWorker
 from legato_ingest.metrics import Metrics
 from legato_ingest.otlp.batch import Limits
-from legato_ingest.rollups.worker import followed_until_ms, judgements_followed_until_ms
+from legato_ingest.rollups.followed import followed_until_ms, judgements_followed_until_ms
 from legato_ingest.settings import load
 from legato_ingest.storage import Store
 from legato_ingest.storage.watermark import now_ms
@@ -235,12 +235,12 @@ def test_verdicts_of_a_restarted_worker_are_later_than_the_progress(store: Store
 def test_progress_is_the_same_in_every_time_zone(tmp_path: pathlib.Path) -> None:
     """A new process continues from there in any time zone."""
     script = (
-        "import pathlib, sys, time; from legato_ingest.storage import migrate; from legato_ingest.rollups import worker\n"
+        "import pathlib, sys, time; from legato_ingest.storage import migrate; from legato_ingest.rollups import followed, worker\n"
         "from legato_ingest.metrics import Metrics\n"
         "from legato_ingest.settings import load; from legato_ingest.storage import EmbeddedStore\n"
         "settings, store = load(), EmbeddedStore(pathlib.Path(sys.argv[1]))\n"
         "migrate.apply(store, migrate.load(settings.schema_dir)); worker.RollupWorker(store, settings, Metrics()).step()\n"
-        "print(worker.followed_until_ms(store) - time.time_ns() // 10**6); store.close()"
+        "print(followed.followed_until_ms(store) - time.time_ns() // 10**6); store.close()"
     )
     command = [sys.executable, "-c", script, str(tmp_path / "store")]
     result = subprocess.run(command, env={**os.environ, "TZ": "America/New_York"}, check=True, capture_output=True, text=True)

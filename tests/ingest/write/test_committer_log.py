@@ -18,7 +18,7 @@ from helpers.builders.converted import convert_body
 from helpers.builders.spans import native_span, request, scope_of
 from helpers.builders.worst_bodies import DAY_NS
 from helpers.dashboards.tables import rejected, streams
-from helpers.servers.committing import PATIENCE_S, StoreDouble, committing, logging_to, pending, span_rows, spread_spans
+from helpers.servers.committing import PATIENCE_S, StoreDouble, committing, logging_to, pending, set_pause, span_rows, spread_spans
 from helpers.servers.otlp import PROTOBUF
 from helpers.servers.waiting import until
 from legato_ingest.errors import MEMORY_LIMIT_EXCEEDED, Overloaded, StoreRestarting, StoreUnavailable
@@ -28,8 +28,9 @@ from legato_ingest.settings import load
 from legato_ingest.storage import Store
 from legato_ingest.storage.wal import ASIDE, Payload, WriteAheadLog
 from legato_ingest.write.body import Body, Entry
-from legato_ingest.write.committer import _MANY_REQUESTS, Committer, Receipt
+from legato_ingest.write.committer import Committer, Receipt
 from legato_ingest.write.group_insert import GroupInsert
+from legato_ingest.write.pacing import _MANY_REQUESTS
 from legato_ingest.write.receiver import Receiver
 from legato_ingest.write.recovery import recover, trying_aside
 from legato_ingest.write.waiting import Waiting
@@ -127,7 +128,7 @@ def test_inserts_are_seconds_apart_unless_many_requests_or_a_reader_wait(
     store: Store, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Requests after an insert share the next one: a second after its begin if they are many, else later; ``settle`` begins it at once."""
-    monkeypatch.setattr("legato_ingest.write.committer._FEW_APART_S", 3.0)
+    set_pause(monkeypatch, 3.0)
     began, sent, insert = list[float](), 0, GroupInsert.insert
 
     def noted(groups: GroupInsert, batches: Sequence[Batch], received_ms: int) -> list[Receipt]:
@@ -139,7 +140,7 @@ def test_inserts_are_seconds_apart_unless_many_requests_or_a_reader_wait(
         for requests, is_asked in ((1, False), (2, False), (_MANY_REQUESTS, False), (1, True), (1, True)):
             if requests > 2:
                 # So long that a pause of the machine is no reason to take one kind of insert for another.
-                monkeypatch.setattr("legato_ingest.write.committer._FEW_APART_S", 60.0)
+                set_pause(monkeypatch, 60.0)
             inserts = len(began)
             for _ in range(requests):
                 submit(committer, spread_spans(1, sent)).result(PATIENCE_S)
@@ -155,8 +156,8 @@ def test_inserts_are_seconds_apart_unless_many_requests_or_a_reader_wait(
 
 def test_what_an_insert_has_no_room_for_follows_at_once(store: Store, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Six requests of some hundred chunks, and room for about two: three inserts or more without a pause."""
-    apart, bodies = "legato_ingest.write.committer._FEW_APART_S", [spread_spans(1, seed) for seed in range(7)]
-    monkeypatch.setattr(apart, 6.0)
+    bodies = [spread_spans(1, seed) for seed in range(7)]
+    set_pause(monkeypatch, 6.0)
     double, began = StoreDouble(store), list[float]()
 
     def before(table: str, _: object) -> None:
@@ -164,7 +165,7 @@ def test_what_an_insert_has_no_room_for_follows_at_once(store: Store, tmp_path: 
             began.append(time.monotonic())
         if len(began) == 2:
             # So long that a pause of the machine cannot pass for the pause between two inserts.
-            monkeypatch.setattr(apart, 60.0)
+            set_pause(monkeypatch, 60.0)
 
     double.before = before
     chunks = span_rows(spread_spans(1, 0)).weight
@@ -263,8 +264,8 @@ def test_requests_are_acknowledged_while_the_store_restarts(store: Store, tmp_pa
 
 def test_a_request_with_which_the_store_crashes_is_set_aside(store: Store, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After six crashes; the requests beside it are inserted."""
-    monkeypatch.setattr("legato_ingest.write.committer._LOGGED_APART_S", 0.01)
-    monkeypatch.setattr("legato_ingest.write.committer._FEW_APART_S", 0.01)
+    monkeypatch.setattr("legato_ingest.write.pacing._LOGGED_APART_S", 0.01)
+    set_pause(monkeypatch, 0.01)
     double, crashes = StoreDouble(store), list[int]()
 
     def crash(table: str, rows: pa.Table) -> None:
@@ -287,7 +288,7 @@ def test_a_request_with_which_the_store_crashes_is_set_aside(store: Store, tmp_p
 def test_no_reader_can_have_a_request_set_aside(store: Store, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The process of the store is ended 20 times during its insert, each time because of a reader's statement."""
     monkeypatch.setattr("legato_ingest.write.outcomes.RETRY_S", 0.01)
-    monkeypatch.setattr("legato_ingest.write.committer._FEW_APART_S", 0.01)
+    set_pause(monkeypatch, 0.01)
     double, ends = StoreDouble(store), list[int]()
 
     def end(table: str, rows: pa.Table) -> None:
@@ -360,7 +361,7 @@ def test_a_request_that_cannot_be_inserted_delays_the_others_only(
     No request is refused meanwhile, and no reader waits for it.
     """
     monkeypatch.setattr("legato_ingest.write.outcomes.RETRY_S", 0.1)
-    monkeypatch.setattr("legato_ingest.write.committer._FEW_APART_S", 0.5)
+    set_pause(monkeypatch, 0.5)
     double, bad = StoreDouble(store), spread_spans(7, 99)
     guilty = scope_of(bad).spans[0].span_id
 
@@ -396,7 +397,7 @@ def test_a_tenant_with_ever_new_requests_that_fail_delays_no_other(
 ) -> None:
     """After the first failure its requests are inserted apart. They are all set aside, though new ones arrive."""
     monkeypatch.setattr("legato_ingest.write.outcomes.RETRY_S", 0.05)
-    monkeypatch.setattr("legato_ingest.write.committer._FEW_APART_S", 0.05)
+    set_pause(monkeypatch, 0.05)
     double, mixed, most_alone = StoreDouble(store), list[int](), 0
 
     def fail(table: str, rows: pa.Table) -> None:
@@ -426,6 +427,7 @@ def test_a_burst_of_requests_that_fail_stops_no_other_tenant(store: Store, tmp_p
     A new process stores all of it.
     """
     monkeypatch.setattr("legato_ingest.write.committer._END_S", 0.1)
+    set_pause(monkeypatch, 8.0)
     double, bad, failed = StoreDouble(store), [spread_spans(1, 100 + number) for number in range(120)], list[int]()
 
     def fail(table: str, rows: pa.Table) -> None:

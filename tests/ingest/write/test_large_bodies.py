@@ -21,7 +21,7 @@ from helpers.builders.json_otlp import json_of
 from helpers.builders.spans import native_span, request
 from helpers.builders.worst_bodies import DAY_NS
 from helpers.dashboards.tables import rejected, streams
-from helpers.servers.committing import PATIENCE_S, StoreDouble, logging_to, pending, span_rows, spread_spans
+from helpers.servers.committing import PATIENCE_S, StoreDouble, logging_to, pending, set_pause, span_rows, spread_spans
 from helpers.servers.otlp import PROTOBUF, Endpoint, endpoint_over
 from helpers.servers.waiting import until
 from legato_ingest.errors import BadRequest, Overloaded, StoreUnavailable
@@ -201,7 +201,7 @@ def test_a_further_batch_waits_for_room(store: Store, tmp_path: pathlib.Path) ->
 def test_a_body_without_room_for_its_batches_is_sent_again(store: Store, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While nothing is inserted it is refused for now; what was accepted of it is stored, and the retry stores the rest once."""
     monkeypatch.setattr(receiver, "_ROOM_S", 0.3)
-    monkeypatch.setattr("legato_ingest.write.committer._FEW_APART_S", 0.5)
+    set_pause(monkeypatch, 0.5)
     double = StoreDouble(store)
     double.gate.clear()
     size = span_rows(spread_spans(5)).nbytes + len(SENT.SerializeToString())
@@ -381,6 +381,7 @@ def test_a_body_that_can_be_converted_only_in_part_is_set_aside(
     store: Store, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By another version, for example. The next process that can convert it stores its rows, and those of the other bodies, once."""
+    set_pause(monkeypatch, 0.5)
     monkeypatch.setattr("legato_ingest.write.outcomes.RETRY_S", 0.05)
     log, double = WriteAheadLog(tmp_path), StoreDouble(store)
     log.append([body_of(each).logged() for each in (SENT, spread_spans(4, 2))])

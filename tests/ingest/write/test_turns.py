@@ -152,7 +152,7 @@ def test_what_waits_is_inserted_between_two_batches_with_blame(store: Store, tmp
     double.before = before
     with logging_to(tmp_path, double) as committer:
         # Until a reader asks for it, the next insert is not due.
-        committer._last_began_s = time.monotonic() + 1_000
+        committer._pacing._last_began_s = time.monotonic() + 1_000
         for seed in range(4):
             send(committer, "bad", seed)
         committer.begin_settling("bad")

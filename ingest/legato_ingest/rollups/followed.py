@@ -1,0 +1,60 @@
+"""Up to which times the workers have followed the rows of the store, and whether there are later ones.
+
+Rows that are written later need later times. The module writes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from legato_ingest.rollups.backlog import Progress
+from legato_ingest.storage import Store
+
+__all__ = ["Stamps", "followed_until_ms", "judgements_followed_until_ms"]
+
+# The rollups of new streams wait so long for their verdicts: they would be computed again for them.
+_JUDGED_MS = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class Stamps:
+    """The times of the inserts of the only process that writes into a store (Unix ms).
+
+    ``received_after`` and ``judged_after`` return that of the first insert of received rows, and of verdicts, later than a time; ``None``:
+    there was none. ``streams_judged_ms`` returns until when the streams that were received are judged.
+    """
+
+    received_after: Callable[[int], int | None]
+    judged_after: Callable[[int], int | None]
+    streams_judged_ms: Callable[[], int]
+
+    def news_in_s(self, looked: Progress, reached_ms: int) -> float | None:
+        """Return in how many seconds the rows since the last look are to be rolled up; ``None``: there are none.
+
+        Where attribution keeps up, rows that were just received wait until their streams are judged, for some seconds at most.
+        ``reached_ms``: the watermark of received rows, a clock that is never set back.
+        """
+        received_ms, judged_ms = self.received_after(looked[0]), self.streams_judged_ms()
+        if received_ms is not None and looked[0] <= judged_ms < received_ms:
+            return max(0.0, (received_ms + _JUDGED_MS - reached_ms) / 1000)
+        return None if received_ms is None and self.judged_after(looked[1]) is None else 0.0
+
+
+def followed_until_ms(store: Store) -> int:
+    """Return the latest receive time (Unix ms) that any worker may have processed.
+
+    New rows need later times, even if the clock was set back. Workers of a server's store may be ahead of the progress that they recorded,
+    but not of all `writers`.
+    """
+    columns = (("attribution_runs", "others_until"), ("rollup_runs", "until"), ("writers", "settled_at"))
+    return _latest_ms(store, columns)
+
+
+def judgements_followed_until_ms(store: Store) -> int:
+    """Return the latest judgement time (Unix ms) that the rollups may have processed. New verdicts need later times."""
+    return _latest_ms(store, (("rollup_runs", "judged_until"), ("writers", "judged_until")))
+
+
+def _latest_ms(store: Store, columns: tuple[tuple[str, str], ...]) -> int:
+    return max(int(store.select(f"SELECT toUnixTimestamp64Milli(max({column})) FROM {table}")[0][0]) for table, column in columns)
