@@ -329,7 +329,8 @@ def test_legato_serve_counts_by_its_settings(tmp_path: pathlib.Path) -> None:
             httpx.post(
                 f"{server.otlp}/v1/traces", content=body.SerializeToString(), headers=PROTOBUF, timeout=PATIENCE_S
             ).raise_for_status()
-        # A request is acknowledged before its rows are inserted, and streams are counted with the insert.
+        # A request is acknowledged before its rows are inserted, and streams are counted with the insert, for which a reader asks.
+        httpx.post(server.read, content="SELECT 1", timeout=PATIENCE_S).raise_for_status()
         until(lambda: "legato_duplicate_spans_total 1.0" in httpx.get(f"{server.otlp}/metrics").text)
         text = httpx.get(f"{server.otlp}/metrics").text
     assert 'legato_streams_total{result="gap",service="shop",vantage="client"} 1.0' in text

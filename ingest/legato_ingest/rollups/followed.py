@@ -15,6 +15,8 @@ __all__ = ["Stamps", "followed_until_ms", "judgements_followed_until_ms"]
 
 # The rollups of new streams wait so long for their verdicts: they would be computed again for them.
 _JUDGED_MS = 5_000
+# A stream that does not end is abandoned 30 s after its next report was due. So long after an insert its end may wait for the next one.
+_FRESH_MS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +24,19 @@ class Stamps:
     """The times of the inserts of the only process that writes into a store (Unix ms).
 
     ``received_after`` and ``judged_after`` return that of the first insert of received rows, and of verdicts, later than a time; ``None``:
-    there was none. ``streams_judged_ms`` returns until when the streams that were received are judged.
+    there was none. ``streams_judged_ms`` returns until when the streams that were received are judged. ``insert_waiting`` inserts what was
+    acknowledged.
     """
 
     received_after: Callable[[int], int | None]
     judged_after: Callable[[int], int | None]
     streams_judged_ms: Callable[[], int]
+    insert_waiting: Callable[[], None]
+
+    def refresh(self, reached_ms: int) -> None:
+        """Insert what waits, unless an insert was a short time ago: the time alone makes streams abandoned. ``reached_ms``: see below."""
+        if self.received_after(reached_ms - _FRESH_MS) is None:
+            self.insert_waiting()
 
     def news_in_s(self, looked: Progress, reached_ms: int) -> float | None:
         """Return in how many seconds the rows since the last look are to be rolled up; ``None``: there are none.

@@ -99,13 +99,12 @@ class Pending:
     def due_in_s(self, hours_every_s: float) -> float:
         """Return in how many seconds something that is known has to be computed; infinite if nothing has.
 
-        ``hours_every_s``: as for ``hours_due``.
+        ``hours_every_s``: as for ``hours_due``. Overdue streams do not count: their end may have arrived, and the run after its insert
+        finds which are.
         """
         if self.streams or self.steps or self.divided:
             return 0.0
-        overdue_s = (min(self.due_ms.values()) + 1 - now_ms()) / 1000 if self.due_ms else float("inf")
-        hours_s = self.hours_at_s + hours_every_s - time.monotonic() if self.hours_s else float("inf")
-        return min(overdue_s, hours_s)
+        return self.hours_at_s + hours_every_s - time.monotonic() if self.hours_s else float("inf")
 
     def begin(self, minutes_s: NDArray[np.int64]) -> None:
         """Take note that these minutes (Unix s) are computed anew."""

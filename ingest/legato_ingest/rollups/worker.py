@@ -176,6 +176,8 @@ class RollupWorker(PeriodicWorker[RollupResult]):
         started = time.monotonic()
         progress, sampled_since = self._progress()
         self._follow(progress)
+        if self._stamps is not None:
+            self._stamps.refresh(self._received_ms())
         self._looked = found = self._find()
         result = self._compute_waiting(self._seldom_s)
         if (result.minutes or result.rows or not progress[0]) and not self.stopping:
@@ -246,7 +248,7 @@ class RollupWorker(PeriodicWorker[RollupResult]):
     def _follow(self, progress: Progress) -> None:
         """Read what is pending if the progress in the store (Unix ms) is not this worker's: another process did the last run."""
         if self._pending.until_ms != progress[0]:
-            self._pending = Pending.load(self._store, progress)
+            self._pending, self._looked = Pending.load(self._store, progress), progress
         # If the run fails, what it computed may rest on damaged parts, so the next one reads again what is pending.
         self._pending.until_ms = -1
 

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from operator import attrgetter
 
 from legato_ingest.definitions import ALL_TENANTS
 from legato_ingest.errors import Overloaded, StoreUnavailable
@@ -38,6 +39,7 @@ __all__ = ["Committer", "Receipt"]
 _log = logging.getLogger("legato")
 # So long after the begin of its end the committer still halves what failed, and tries what failed alone.
 _END_S = 5.0
+_REVS, _SILENCES = attrgetter("revs"), attrgetter("silences")
 
 
 class Committer:
@@ -167,6 +169,11 @@ class Committer:
         """Count the streams of later inserts by these objectives."""
         self._groups.objectives = objectives
 
+    def insert_waiting(self) -> None:
+        """Insert what was acknowledged before, and wait for it, as for a reader; but the pauses between inserts stay as they are."""
+        if self._log is not None:
+            self._settling.begin()()
+
     def watermark_ms(self) -> int:
         """Return the watermark: all rows with a ``received_at`` up to it are stored, and all later rows get a later one."""
         return self._watermark.reached_ms()
@@ -192,7 +199,8 @@ class Committer:
         self._now.put([part for part in parts if not part.is_late])
         self._late.put(late)
         # While the thread waits for the time of the next insert, further batches wake it only if they bring that time nearer.
-        if self._pacing.arrived(before, has_streams=any(part.batch.revs.num_rows for part in parts)) or late:
+        has_streams, has_silences = (any(rows(part.batch).num_rows for part in parts) for rows in (_REVS, _SILENCES))
+        if self._pacing.arrived(before, has_streams=has_streams, has_silences=has_silences) or late:
             self._changed.notify_all()
 
     def _logged(self, group: Sequence[Waiting], segment: int) -> None:

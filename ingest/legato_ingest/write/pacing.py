@@ -20,6 +20,8 @@ _BUSY_REQUESTS, _APART_S = 8, 0.15
 _LOGGED_APART_S, _MANY_REQUESTS, _FEW_APART_S, _QUEUE_BYTES = 1.0, 64, 8.0, 16 * 2**20
 # The same without readers: if fewer requests wait than arrive in this time at the rate that is many.
 _UNREAD_APART_S = 50.0
+# Beyond this share of what the queue may hold, rows and bodies, an insert begins at once: bodies may be large that have few rows.
+_HELD_SHARE = 0.25
 # So long after a statement a reader may come again: an alert rule is evaluated once a minute, and an evaluation may be late.
 _READER_S = 150.0
 
@@ -36,9 +38,9 @@ class Pacing:
         self._insert_bytes = min(_QUEUE_BYTES, queue_bytes_max // 2)
         # Of the last insert: its requests, its begin (monotonic), and whether it had no room for all that waited.
         self._last_requests, self._last_began_s, self._is_rest = 0, 0.0, False
-        # When a reader last asked, when a stream last arrived, and whether one waits that arrived after a time without any.
+        # When a reader last asked, when a stream last arrived, and whether something waits that does not wait longer without readers.
         self._read_s = self._stream_s = float("-inf")
-        self._has_rare_stream = False
+        self._is_soon = False
 
     def read(self) -> None:
         """Take note that a reader asks for rows now."""
@@ -47,30 +49,31 @@ class Pacing:
     def began(self, requests: int = 0, *, is_rest: bool = False) -> None:
         """Take note that an insert of so many requests begins; ``is_rest``: it has no room for all that wait."""
         self._last_began_s = time.monotonic()
-        self._last_requests, self._is_rest, self._has_rare_stream = requests, is_rest, False
+        self._last_requests, self._is_rest, self._is_soon = requests, is_rest, False
 
     def delayed(self) -> None:
         """Take note of an insert of something else, which delays the next one as much."""
         self._last_began_s = time.monotonic()
 
-    def arrived(self, before: int, *, has_streams: bool) -> bool:
+    def arrived(self, before: int, *, has_streams: bool, has_silences: bool = False) -> bool:
         """Take note that requests were queued, and return whether they bring the next insert nearer.
 
-        ``before``: how many waited before. ``has_streams``: whether there are streams among them.
+        ``before``: how many waited before. ``has_streams``: whether there are streams among them. ``has_silences``: reports of streams
+        that stand still, which are counted from their insert on.
         """
-        is_rare = has_streams and not self._has_readers() and time.monotonic() - self._stream_s > _UNREAD_APART_S
+        is_rare = has_streams and time.monotonic() - self._stream_s > _UNREAD_APART_S
         if has_streams:
             self._stream_s = time.monotonic()
-        self._has_rare_stream = self._has_rare_stream or is_rare
+        was_soon, self._is_soon = self._is_soon, self._is_soon or is_rare or has_silences
         is_many = before < self._pace()[0] <= len(self._lane)
-        return not before or is_many or is_rare or not self._has_log or self._lane.row_bytes > self._insert_bytes
+        return not before or is_many or self._is_soon > was_soon or not self._has_log or self._is_full()
 
     def pause_s(self) -> float:
         """Return the seconds until the next insert."""
         apart_s = 0.0
         if self._has_log:
             many, few_apart_s = self._pace()
-            is_wanted = self._lane.is_wanted or self._lane.row_bytes > self._insert_bytes or self._is_rest
+            is_wanted = self._lane.is_wanted or self._is_full() or self._is_rest
             apart_s = 0.0 if is_wanted else _LOGGED_APART_S if len(self._lane) >= many else few_apart_s
         elif self._last_requests >= _BUSY_REQUESTS:
             apart_s = _APART_S
@@ -82,8 +85,12 @@ class Pacing:
 
     def _pace(self) -> tuple[int, float]:
         """Return how many requests are many, and the time between two inserts if fewer wait."""
-        apart_s = _FEW_APART_S if self._has_readers() or self._has_rare_stream else max(_FEW_APART_S, _UNREAD_APART_S)
+        apart_s = _FEW_APART_S if self._has_readers() or self._is_soon else max(_FEW_APART_S, _UNREAD_APART_S)
         return int(_MANY_REQUESTS * apart_s / _FEW_APART_S), apart_s
+
+    def _is_full(self) -> bool:
+        held = self._lane.held
+        return self._lane.row_bytes > self._insert_bytes or held.total > _HELD_SHARE * held.most
 
     def _has_readers(self) -> bool:
         return self._is_always_read or time.monotonic() - self._read_s <= _READER_S

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import random
 import time
 from collections.abc import Iterator
@@ -9,13 +10,16 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from helpers.builders.batches import received_spans
 from helpers.builders.rollup_rows import SLOW, Double, committing, one, send, streams_of
 from helpers.builders.spans import SECOND_NS
 from helpers.dashboards.minutes import differences, stored
-from helpers.servers.committing import point_rows, scrapes
+from helpers.servers.committing import logging_to, point_rows, scrapes
 from legato_ingest.attribution.worker import AttributionWorker
 from legato_ingest.metrics import Metrics
+from legato_ingest.otlp.batch import Limits
 from legato_ingest.rollups.followed import Stamps
 from legato_ingest.rollups.worker import RollupWorker
 from legato_ingest.settings import load
@@ -23,6 +27,7 @@ from legato_ingest.storage import Store
 from legato_ingest.write.committer import Committer
 
 EVERY_S = 5.0
+OUTCOMES = "SELECT outcomes FROM stream_minutes FINAL"
 
 
 class Counted(Double):
@@ -41,12 +46,15 @@ class Counted(Double):
 
 
 @contextmanager
-def embedded(store: Store) -> Iterator[tuple[Committer, AttributionWorker, RollupWorker, Counted]]:
-    """Yield the workers wired as in `legato serve` with an embedded store, after their first runs, and the store of the rollup worker."""
+def embedded(store: Store, log: pathlib.Path | None = None) -> Iterator[tuple[Committer, AttributionWorker, RollupWorker, Counted]]:
+    """Yield the workers wired as in `legato serve` with an embedded store, after their first runs, and the store of the rollup worker.
+
+    ``log``: the folder of the write-ahead log; without it, each request waits for its insert.
+    """
     counted = Counted(store)
-    with committing(store) as committer:
+    with logging_to(log, store) if log else committing(store) as committer:
         judging = AttributionWorker(store, load(attribute_grace_s=0), Metrics(), committer.watermark_ms, stamp_after=committer.stamp_after)
-        stamps = Stamps(committer.stamp_after, judging.judged_after, lambda: judging.until_ms)
+        stamps = Stamps(committer.stamp_after, judging.judged_after, lambda: judging.until_ms, committer.insert_waiting)
         settings, metrics = load(rollup_every_s=EVERY_S), Metrics()
         rolling = RollupWorker(cast(Store, counted), settings, metrics, committer.watermark_ms, judging.judged_ms, stamps=stamps)
         assert rolling._delay_s() == 0
@@ -73,7 +81,7 @@ def test_rows_wait_for_their_verdicts_where_attribution_keeps_up(
     received: int | None, judged: int | None, streams_judged: int, reached: int, seconds: float | None
 ) -> None:
     """Looked until 1,000 and 500: rows that were received after it are rolled up once, with their verdicts."""
-    stamps = Stamps({1_000: received}.__getitem__, {500: judged}.__getitem__, lambda: streams_judged)
+    stamps = Stamps({1_000: received}.__getitem__, {500: judged}.__getitem__, lambda: streams_judged, lambda: None)
     assert stamps.news_in_s((1_000, 500), reached) == seconds
 
 
@@ -103,18 +111,15 @@ def test_streams_that_no_one_judges_are_rolled_up_within_seconds(store: Store, m
         assert rolling._delay_s() == 0 and rolling.step().minutes == 1
 
 
-def test_what_time_alone_makes_due_is_computed(store: Store) -> None:
-    """A stream without its sender is overdue; hours and node samples follow after their interval."""
+def test_hours_and_samples_follow_at_their_interval(store: Store) -> None:
+    """Without an insert in between."""
     with embedded(store) as (committer, judging, rolling, _):
-        due_ns = time.time_ns() + SECOND_NS
-        send(committer, [one("a", 1, due_s=5.0, start_ns=due_ns - 35 * SECOND_NS)])
-        judging.step()
-        rolling.step()
-        while (delay_s := rolling._delay_s()) > 0:
-            assert delay_s <= 1.0
-            time.sleep(0.01)
-        assert time.time_ns() > due_ns and rolling.step().minutes == 1 and rolling._delay_s() > 0
-        assert rolling._pending.hours_s
+        for rev in (1, 2):
+            send(committer, [one("a", rev)])
+            judging.step()
+            rolling.step()
+        # The first ones were due at once.
+        assert rolling._pending.hours_s and rolling._delay_s() > 0
         rolling._pending.hours_at_s -= 4 * EVERY_S
         assert rolling._delay_s() == 0
         rolling.step()
@@ -130,13 +135,76 @@ def test_what_time_alone_makes_due_is_computed(store: Store) -> None:
     assert differences(store) == []
 
 
+def running(due_ns: int) -> ExportTraceServiceRequest:
+    """Return a snapshot of a stream that is abandoned at a time (ns), unless there is news of it."""
+    return one("a", 1, due_s=5.0, start_ns=due_ns - 35 * SECOND_NS)
+
+
+def wait_until(time_ns: int) -> None:
+    """Wait until a time (ns since the epoch) is over."""
+    while time.time_ns() <= time_ns + 1_000_000:
+        time.sleep(0.005)
+
+
+def test_the_run_after_an_insert_finds_which_streams_are_abandoned(store: Store) -> None:
+    """The time alone does not show it, because an end may wait for its insert: self-monitoring inserts something each minute."""
+    with embedded(store) as (committer, judging, rolling, _):
+        due_ns = time.time_ns() + 2 * SECOND_NS
+        send(committer, [running(due_ns)])
+        judging.step()
+        assert rolling.step().minutes == 1 and store.select(OUTCOMES) == [({"running": 1},)]
+        wait_until(due_ns)
+        assert rolling._delay_s() > 0
+        committer.submit(point_rows(scrapes(1))).result()
+        judging.step()
+        assert rolling._delay_s() == 0 and rolling.step().minutes == 1
+        assert store.select(OUTCOMES) == [({"abandoned": 1},)] and rolling._delay_s() > 0
+
+
+def test_a_stream_with_its_end_in_the_log_is_not_abandoned(store: Store, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Healthy streams of half a minute were bad, and paged, at the first look after minutes without readers."""
+    monkeypatch.setattr("legato_ingest.write.pacing._UNREAD_APART_S", 3_600.0)
+    with embedded(store, tmp_path) as (committer, judging, rolling, _):
+        due_ns = time.time_ns() + 2 * SECOND_NS
+        committer.submit(received_spans(running(due_ns), tenant="", now_ns=time.time_ns(), limits=Limits()))
+        committer.insert_waiting()
+        judging.step()
+        assert rolling.step().minutes == 1 and store.select(OUTCOMES) == [({"running": 1},)]
+        ended = one("a", 2, start_ns=due_ns - 35 * SECOND_NS)
+        coming = committer.submit(received_spans(ended, tenant="", now_ns=time.time_ns(), limits=Limits()))
+        wait_until(due_ns)
+        assert rolling._delay_s() > 0 and not coming.done()
+        monkeypatch.setattr("legato_ingest.rollups.followed._FRESH_MS", 0)
+        assert rolling.step().minutes == 1 and coming.done()
+        assert store.select(OUTCOMES) == [({"complete": 1},)]
+
+
+def test_minutes_of_a_failed_run_do_not_hide_behind_a_command(store: Store) -> None:
+    """`legato rollup` comes before the run is repeated, and computes other minutes."""
+    with embedded(store) as (committer, judging, rolling, counted):
+        send(committer, [one("a", 1)])
+        judging.step()
+        counted.before = refuse
+        with pytest.raises(RuntimeError):
+            rolling.step()
+        counted.before = lambda table, rows: None
+        rolling.again(60)
+        assert rolling._delay_s() == 0 and rolling.step().minutes == 1
+    assert differences(store) == []
+
+
+def refuse(table: str, rows: object) -> None:
+    """Fail, as a store that is away."""
+    raise RuntimeError("refused")
+
+
 def test_what_waits_and_what_failed_is_tried_at_the_interval(store: Store) -> None:
     """Minutes that the store refused show in the lag; a run that ended with an error is repeated."""
     with embedded(store) as (committer, judging, rolling, counted):
         refused_ms = rolling.until_ms
         send(committer, [streams_of(random.Random(1), 5)])
         judging.step()
-        counted.before = lambda table, rows: (_ for _ in ()).throw(RuntimeError("refused"))
+        counted.before = refuse
         with pytest.raises(RuntimeError):
             rolling.step()
         assert rolling._delay_s() == 0 and rolling.until_ms == refused_ms

@@ -136,6 +136,26 @@ def test_many_bytes_and_what_an_insert_left_follow_at_once(load: Load) -> None:
     assert load.pause_s() == 0 and load.send()
 
 
+def test_large_bodies_with_few_rows_do_not_fill_the_queue(load: Load) -> None:
+    """Six bodies of 1 MiB a second with a stream each: the queue was full after 43 s, and refused all until the pause was over."""
+    load.send()
+    load.lane.held.add("a", load.lane.held.most // 4)
+    assert load.pause_s() == UNREAD_S
+    load.lane.held.add("a", 1)
+    assert load.send() and load.pause_s() == 0
+
+
+def test_a_report_of_a_stream_that_stands_still_is_inserted_soon(load: Load) -> None:
+    """Its silence counts from its insert: the rule on stalled streams showed it 50 s too short."""
+    load.send()
+    assert load.pause_s() == UNREAD_S
+    assert load.pacing.arrived(1, has_streams=False, has_silences=True)
+    assert load.pause_s() == FEW_S
+    load.insert()
+    load.send()
+    assert load.pause_s() == UNREAD_S
+
+
 def test_without_a_log_a_sender_waits_only_after_a_busy_insert(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its acknowledgement waits for the insert, and each request wakes the thread."""
     load = Load(monkeypatch, has_log=False)
