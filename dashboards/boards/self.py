@@ -204,8 +204,8 @@ def _curves() -> list[Any]:
         ),
         lines(
             "Delay from stream end to row",
-            "Senders batch for a second, and an insert gathers requests for up to 8 s, without readers 50 s. A delay of minutes: a sender or "
-            "a Collector could not deliver. Covers the last hour of the range.",
+            "Senders batch for a second, and an insert gathers requests for up to 8 s, without readers 50 s. A delay of minutes: a sender "
+            "or a Collector could not deliver. Covers the last hour of the range.",
             COMMIT_LAG,
             "s",
             empty="No stream was stored in the last hour of this range.",
