@@ -78,7 +78,7 @@ _SWEEPS = """
 SELECT quantile(0.5)(seconds) AS half, quantile(0.99)(seconds) AS most, avg(streams) AS streams
 FROM attribution_runs WHERE ran_at > fromUnixTimestamp({begin}) FORMAT JSONEachRow"""
 _DELAYS = """
-SELECT quantile(0.5)(delay_ms) / 1000 AS half, quantile(0.99)(delay_ms) / 1000 AS most
+SELECT toString(quantile(0.5)(delay_ms) / 1000) AS half, toString(quantile(0.99)(delay_ms) / 1000) AS most
 FROM
 (
     SELECT toUnixTimestamp64Milli(min(judged_at)) - intDiv(toUnixTimestamp64Nano(any(start_time)) + any(duration_ns), 1000000) AS delay_ms

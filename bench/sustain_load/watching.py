@@ -57,7 +57,10 @@ class Observed:
 
 
 class Watching:
-    """Watches a process and its children from `start` to `stop`. ``is_light``: whether the load is light; ``has_probes``: see above."""
+    """Watches a process and its children from `start` to `stop`. ``is_light``: whether the load is light.
+
+    ``has_probes``: whether to ask for verdicts while it runs.
+    """
 
     def __init__(self, process: int, otlp: str, read: str, sending: Sending, is_light: bool = False, has_probes: bool = True) -> None:
         self._process, self._otlp, self._read, self._sending = process, otlp, read, sending
@@ -66,7 +69,8 @@ class Watching:
         )
         self._ended = threading.Event()
         self.observed = Observed()
-        self._threads = [threading.Thread(target=each) for each in (self._sample, self._probe)[: 1 + has_probes]]
+        watching = (self._sample, self._probe) if has_probes else (self._sample,)
+        self._threads = [threading.Thread(target=each) for each in watching]
 
     def start(self) -> None:
         """Begin."""
@@ -82,7 +86,7 @@ class Watching:
 
     def _sample(self) -> None:
         before, at = self._processor_s(), time.monotonic()
-        while not self._ended.wait(self._sample_s):
+        while not self._ended.wait(self._sample_s) or not self.observed.cores:
             now, time_s = self._processor_s(), time.monotonic()
             self.observed.cores.append((now - before) / (time_s - at))
             before, at = now, time_s
