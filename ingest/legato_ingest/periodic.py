@@ -22,12 +22,14 @@ from prometheus_client import Gauge
 from legato_ingest.errors import StoreError
 from legato_ingest.metrics import Metrics
 
-__all__ = ["PeriodicTask", "PeriodicWorker", "always", "at_once", "record_run"]
+__all__ = ["IDLE_SHARE", "PeriodicTask", "PeriodicWorker", "always", "at_once", "record_run"]
 
 _log = logging.getLogger("legato")
 
 Result = TypeVar("Result")
 _PAUSE_SHARE_MIN = 0.2
+IDLE_SHARE = 0.2
+"""While nothing was inserted, a worker that follows inserts looks again after this share of its interval."""
 
 
 class _Closable(Protocol):

@@ -26,7 +26,7 @@ from legato_ingest.attribution.turns import TURN, Aside, Turns
 from legato_ingest.columns import NS_MAX
 from legato_ingest.errors import StoreUnavailable, release
 from legato_ingest.metrics import Metrics
-from legato_ingest.periodic import PeriodicWorker, record_run
+from legato_ingest.periodic import IDLE_SHARE, PeriodicWorker, record_run
 from legato_ingest.settings import Settings
 from legato_ingest.storage import Store
 from legato_ingest.storage.judged import ALL_SHARDS, Key, Progress, aside_columns, least_of, newest_runs
@@ -35,8 +35,6 @@ from legato_ingest.storage.watermark import Watermark, now_ms
 __all__ = ["AttributionWorker"]
 
 _log = logging.getLogger("legato")
-# While nothing was inserted, the worker looks again after this share of its interval.
-_IDLE_SHARE = 0.2
 # In each run the tenants that are aside have turns for so long, and the one that began in this time ends.
 _TURNS_S = 4.0
 # The progress of some shards is recorded this often, also without streams.
@@ -194,7 +192,7 @@ class AttributionWorker(PeriodicWorker[RunResult]):
         stamp_ms = self._stamp_after(self.until_ms)
         if stamp_ms is None:
             self.until_ms = max(self.until_ms, min(received_ms, settled_ms))
-            return _IDLE_SHARE * self._every_s
+            return IDLE_SHARE * self._every_s
         return max(0.0, (stamp_ms - settled_ms) / 1000)
 
     def _settled_ms(self, received_ms: int) -> int:

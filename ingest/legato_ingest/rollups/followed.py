@@ -13,9 +13,9 @@ from legato_ingest.storage import Store
 
 __all__ = ["Stamps", "followed_until_ms", "judgements_followed_until_ms"]
 
-# The rollups of new streams wait so long for their verdicts: they would be computed again for them.
+# The rollups of new streams wait so long for their verdicts. Computed before, they would be computed again for the verdicts.
 _JUDGED_MS = 5_000
-# A stream that does not end is abandoned 30 s after its next report was due. So long after an insert its end may wait for the next one.
+# The last insert is recent for so long. A running stream is abandoned 30 s after its next report was due, and its end may wait in the log.
 _FRESH_MS = 20_000
 
 
@@ -34,7 +34,10 @@ class Stamps:
     insert_waiting: Callable[[], None]
 
     def refresh(self, reached_ms: int) -> None:
-        """Insert what waits, unless an insert was a short time ago: the time alone makes streams abandoned. ``reached_ms``: see below."""
+        """Insert what waits, unless the last insert is recent: a stream with its end in the log would be taken for an abandoned one.
+
+        ``reached_ms``: as for ``news_in_s``.
+        """
         if self.received_after(reached_ms - _FRESH_MS) is None:
             self.insert_waiting()
 

@@ -47,14 +47,15 @@ SETTINGS max_bytes_before_external_group_by = 268435456, max_bytes_ratio_before_
 class Pending:
     """``until_ms``: the progress in the store to which this belongs. ``rolled_ms``: the newest time of a computation (Unix ms).
 
-    ``found``: dirty minutes were looked for up to it; those of ``streams`` and of ``steps`` wait, and so do the pieces
-    of ``divided``. ``due_ms``: by minute (Unix s), when its first running stream is overdue (Unix ms). ``hours_s``: the hours (Unix s) to
-    compute, in the order of the first computation of their minutes; ``hours_at_s``: when none was left (monotonic). ``complete_ms``:
-    everything received until then was rolled up (Unix ms).
+    ``found``: dirty minutes were looked for up to it; those of ``streams`` and of ``steps`` wait, and so do the pieces of ``divided``.
+    ``looked``: the same, also after a run that recorded nothing. ``due_ms``: by minute (Unix s), when its first running stream is overdue
+    (Unix ms). ``hours_s``: the hours (Unix s) to compute, in the order of the first computation of their minutes; ``hours_at_s``: when none
+    was left (monotonic). ``complete_ms``: everything received until then was rolled up (Unix ms).
     """
 
     until_ms: int
     found: Progress = (0, 0)
+    looked: Progress = (0, 0)
     complete_ms: int = 0
     rolled_ms: int = 0
     due_ms: dict[int, int] = field(default_factory=dict)
@@ -70,7 +71,7 @@ class Pending:
         newest, computed = (int(store.select(_ROLLED.format(table=table))[0][0]) for table in ("stream_minutes", "stream_hours"))
         due = {int(minute): int(due_ms) for minute, due_ms in store.select(_RUNNING)}
         hours = dict.fromkeys(sorted({hour for rollup in STREAM_ROLLUPS for hour in _hours_left(store, rollup)}))
-        return cls(progress[0], progress, rolled_ms=max(newest, computed, 0), due_ms=due, hours_s=hours)
+        return cls(progress[0], progress, progress, rolled_ms=max(newest, computed, 0), due_ms=due, hours_s=hours)
 
     def next_rolled_ms(self) -> int:
         """Return the time of the next computation. It is later than all earlier ones, even if the clock was set back."""

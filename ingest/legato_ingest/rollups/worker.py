@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from legato_ingest.errors import MEMORY_LIMIT_EXCEEDED, StoreError, StoreUnavailable
 from legato_ingest.metrics import Metrics
-from legato_ingest.periodic import PeriodicWorker, always, record_run
+from legato_ingest.periodic import IDLE_SHARE, PeriodicWorker, always, record_run
 from legato_ingest.rollups.backlog import Backlog, Progress
 from legato_ingest.rollups.compute import (
     TIME_MAX,
@@ -49,8 +49,6 @@ from legato_ingest.storage.watermark import now_ms
 __all__ = ["RollupResult", "RollupWorker"]
 
 _log = logging.getLogger("legato")
-# While nothing was inserted, the worker looks again after this share of its interval.
-_IDLE_SHARE = 0.2
 # Hours, and node samples, are computed this many intervals after those before.
 _HOURS_EVERY = 4
 # A run begins no other pass of minutes far from the present, or of hours, after so long; one of each it computes in any case.
@@ -99,11 +97,10 @@ class RollupWorker(PeriodicWorker[RollupResult]):
     ) -> None:
         lag, every_s = metrics.rollup_lag_seconds, settings.rollup_every_s
         super().__init__("rollup", store, every_s, metrics, my_turn=my_turn, delay_s=self._delay_s, lag=lag)
-        self._stamps, self._idle_s, self._seldom_s = stamps, _IDLE_SHARE * every_s, _HOURS_EVERY * every_s
+        self._stamps, self._idle_s, self._seldom_s = stamps, IDLE_SHARE * every_s, _HOURS_EVERY * every_s
         self._store, self._metrics, self._settings = store, metrics, settings
         self._received_ms, self._judged_ms = received_ms, judged_ms
-        # Dirty minutes were looked for up to these times, also by a run that recorded nothing.
-        self._pending, self._looked = Pending(-1), (0, 0)
+        self._pending = Pending(-1)
         self._samples = SampleRollup(store, self._kept_since_s, self._is_stopping)
         # Unix ms; as recorded in the store when the retention became longer.
         self._kept_ms = 0
@@ -178,7 +175,7 @@ class RollupWorker(PeriodicWorker[RollupResult]):
         self._follow(progress)
         if self._stamps is not None:
             self._stamps.refresh(self._received_ms())
-        self._looked = found = self._find()
+        self._pending.looked = found = self._find()
         result = self._compute_waiting(self._seldom_s)
         if (result.minutes or result.rows or not progress[0]) and not self.stopping:
             self._pending.found = found
@@ -207,7 +204,7 @@ class RollupWorker(PeriodicWorker[RollupResult]):
     def _due_in_s(self, stamps: Stamps) -> float:
         # Read before the stamps: an insert that ends in between has a later stamp.
         received_ms = self._received_ms()
-        news_s = stamps.news_in_s(self._looked, received_ms)
+        news_s = stamps.news_in_s(self._pending.looked, received_ms)
         if news_s is not None:
             return news_s
         self.until_ms = max(self.until_ms, self._pending.complete_until_ms(received_ms, 0))
@@ -248,7 +245,7 @@ class RollupWorker(PeriodicWorker[RollupResult]):
     def _follow(self, progress: Progress) -> None:
         """Read what is pending if the progress in the store (Unix ms) is not this worker's: another process did the last run."""
         if self._pending.until_ms != progress[0]:
-            self._pending, self._looked = Pending.load(self._store, progress), progress
+            self._pending = Pending.load(self._store, progress)
         # If the run fails, what it computed may rest on damaged parts, so the next one reads again what is pending.
         self._pending.until_ms = -1
 

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from operator import attrgetter
 
 from legato_ingest.definitions import ALL_TENANTS
 from legato_ingest.errors import Overloaded, StoreUnavailable
@@ -39,7 +38,6 @@ __all__ = ["Committer", "Receipt"]
 _log = logging.getLogger("legato")
 # So long after the begin of its end the committer still halves what failed, and tries what failed alone.
 _END_S = 5.0
-_REVS, _SILENCES = attrgetter("revs"), attrgetter("silences")
 
 
 class Committer:
@@ -199,7 +197,8 @@ class Committer:
         self._now.put([part for part in parts if not part.is_late])
         self._late.put(late)
         # While the thread waits for the time of the next insert, further batches wake it only if they bring that time nearer.
-        has_streams, has_silences = (any(rows(part.batch).num_rows for part in parts) for rows in (_REVS, _SILENCES))
+        has_streams = any(part.batch.revs.num_rows for part in parts)
+        has_silences = any(part.batch.silences.num_rows for part in parts)
         if self._pacing.arrived(before, has_streams=has_streams, has_silences=has_silences) or late:
             self._changed.notify_all()
 
@@ -336,7 +335,7 @@ class Committer:
             if not self._lanes.apart or time.monotonic() > self._end_s or not (self._closing or self._apart_pause_s() <= 0):
                 return []
             if self._outcomes.failed is not None:
-                self._pacing.delayed()
+                self._pacing.began_apart()
             self._is_apart = True
             return self._lanes.apart.take()
 

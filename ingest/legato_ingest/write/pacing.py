@@ -38,7 +38,7 @@ class Pacing:
         self._insert_bytes = min(_QUEUE_BYTES, queue_bytes_max // 2)
         # Of the last insert: its requests, its begin (monotonic), and whether it had no room for all that waited.
         self._last_requests, self._last_began_s, self._is_rest = 0, 0.0, False
-        # When a reader last asked, when a stream last arrived, and whether something waits that does not wait longer without readers.
+        # When a reader last asked, when a stream last arrived, and whether something waits that is inserted soon also without readers.
         self._read_s = self._stream_s = float("-inf")
         self._is_soon = False
 
@@ -46,13 +46,13 @@ class Pacing:
         """Take note that a reader asks for rows now."""
         self._read_s = time.monotonic()
 
-    def began(self, requests: int = 0, *, is_rest: bool = False) -> None:
+    def began(self, requests: int, *, is_rest: bool) -> None:
         """Take note that an insert of so many requests begins; ``is_rest``: it has no room for all that wait."""
-        self._last_began_s = time.monotonic()
+        self.began_apart()
         self._last_requests, self._is_rest, self._is_soon = requests, is_rest, False
 
-    def delayed(self) -> None:
-        """Take note of an insert of something else, which delays the next one as much."""
+    def began_apart(self) -> None:
+        """Take note that an insert begins of rows outside the queue; the pause before the next one begins with it, too."""
         self._last_began_s = time.monotonic()
 
     def arrived(self, before: int, *, has_streams: bool, has_silences: bool = False) -> bool:
@@ -85,7 +85,7 @@ class Pacing:
 
     def _pace(self) -> tuple[int, float]:
         """Return how many requests are many, and the time between two inserts if fewer wait."""
-        apart_s = _FEW_APART_S if self._has_readers() or self._is_soon else max(_FEW_APART_S, _UNREAD_APART_S)
+        apart_s = _FEW_APART_S if self._has_readers() or self._is_soon else _UNREAD_APART_S
         return int(_MANY_REQUESTS * apart_s / _FEW_APART_S), apart_s
 
     def _is_full(self) -> bool:
