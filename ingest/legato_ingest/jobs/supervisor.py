@@ -81,7 +81,7 @@ class Workers:
         self.attribution = AttributionWorker(store.clone(), settings, metrics, received_ms, judged_ms, shards, self._judging, stamp_after)
         all_judged_ms = self._heartbeat.judged_watermark_ms if self._heartbeat else self.attribution.judged_ms
         judged_after, judged_until = self.attribution.judged_after, lambda: self.attribution.until_ms
-        stamps = Stamps(stamp_after, judged_after, judged_until, committer.insert_waiting) if stamp_after else None
+        stamps = Stamps(stamp_after, judged_after, judged_until, committer.insert_waiting, committer.is_read) if stamp_after else None
         self.rollups = RollupWorker(store.clone(), settings, metrics, received_ms, all_judged_ms, my_turn, stamps)
         self._chunking = ChunkingWorker(store.clone(), settings, metrics, my_turn)
         self._trace_export: TraceExportWorker | None = None

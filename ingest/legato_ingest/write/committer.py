@@ -172,6 +172,10 @@ class Committer:
         if self._log is not None:
             self._settling.begin()()
 
+    def is_read(self) -> bool:
+        """Return whether a reader asked for rows lately, or something else waits for the results of what is inserted."""
+        return self._pacing.is_read()
+
     def watermark_ms(self) -> int:
         """Return the watermark: all rows with a ``received_at`` up to it are stored, and all later rows get a later one."""
         return self._watermark.reached_ms()

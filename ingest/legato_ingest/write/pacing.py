@@ -68,6 +68,10 @@ class Pacing:
         is_many = before < self._pace()[0] <= len(self._lane)
         return not before or is_many or self._is_soon > was_soon or not self._has_log or self._is_full()
 
+    def is_read(self) -> bool:
+        """Return whether something may wait for the results of what is inserted. May be called from any thread."""
+        return self._is_always_read or time.monotonic() - self._read_s <= _READER_S
+
     def pause_s(self) -> float:
         """Return the seconds until the next insert."""
         apart_s = 0.0
@@ -85,12 +89,9 @@ class Pacing:
 
     def _pace(self) -> tuple[int, float]:
         """Return how many requests are many, and the time between two inserts if fewer wait."""
-        apart_s = _FEW_APART_S if self._has_readers() or self._is_soon else _UNREAD_APART_S
+        apart_s = _FEW_APART_S if self.is_read() or self._is_soon else _UNREAD_APART_S
         return int(_MANY_REQUESTS * apart_s / _FEW_APART_S), apart_s
 
     def _is_full(self) -> bool:
         held = self._lane.held
         return self._lane.row_bytes > self._insert_bytes or held.total > _HELD_SHARE * held.most
-
-    def _has_readers(self) -> bool:
-        return self._is_always_read or time.monotonic() - self._read_s <= _READER_S

@@ -85,6 +85,31 @@ def test_rows_wait_for_their_verdicts_where_attribution_keeps_up(
     assert stamps.news_in_s((1_000, 500), reached) == seconds
 
 
+@pytest.mark.parametrize(
+    ("inserts", "streams_judged", "reached", "seconds"),
+    [
+        pytest.param([50_000], 54_000, 54_000, 51.0, id="judged, and the next insert may follow soon"),
+        pytest.param([50_000, 100_000], 54_000, 101_000, 4.0, id="which is not judged yet"),
+        pytest.param([50_000, 100_000], 104_000, 104_500, 0.0, id="both are judged"),
+        pytest.param([50_000], 99_000, 105_000, 0.0, id="none follows"),
+        pytest.param([50_000, 51_000, 52_000], 51_500, 52_500, 0.0, id="many requests"),
+        pytest.param([50_000], 40_000, 54_000, 51.0, id="attribution rests"),
+        pytest.param([50_000], 0, 54_000, 0.0, id="attribution is behind"),
+    ],
+)
+def test_without_readers_a_run_covers_two_inserts(inserts: list[int], streams_judged: int, reached: int, seconds: float) -> None:
+    """Looked until 10,000. As soon as there is a reader, the first insert counts."""
+    is_read = False
+
+    def after(time_ms: int) -> int | None:
+        return next((each for each in inserts if each > time_ms), None)
+
+    stamps = Stamps(after, {500: None}.__getitem__, lambda: streams_judged, lambda: None, lambda: is_read)
+    assert stamps.news_in_s((10_000, 500), reached) == seconds
+    is_read = True
+    assert stamps.news_in_s((10_000, 500), reached) == (max(0.0, (55_000 - reached) / 1000) if 10_000 <= streams_judged < 50_000 else 0.0)
+
+
 def test_a_worker_without_news_asks_the_store_for_nothing(store: Store) -> None:
     """And shows no lag. New rows, and verdicts on them, are computed in one run."""
     with embedded(store) as (committer, judging, rolling, counted):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from legato_ingest.definitions import SUPERSEDED_OUTCOME
 
-__all__ = ["KNOWS_CHUNKS", "OF_OTHER_CALLS"]
+__all__ = ["KNOWS_CHUNKS", "MAY_HAVE_OTHERS", "OF_OTHER_CALLS"]
 
 # A row of a client that takes the place of its server: it runs, or has chunks. Clients of other libraries often have a summary alone.
 KNOWS_CHUNKS = f"vantage = 'client' AND outcome != '{SUPERSEDED_OUTCOME}' AND (chunks IS NOT NULL OR NOT ended)"
@@ -60,3 +60,11 @@ WHERE as_child"""
 OF_OTHER_CALLS = f"SELECT tenant, trace_id, span_id FROM ({_with_parents(_MIXED)}) WHERE is_other AND NOT is_below_{_STEPS}"
 """The servers (tenant, trace, span) in some traces that are those of no client of the trace: all clients have other response ids, which
 another server has, and none is an ancestor. Otherwise a server is its clients', because a gateway may give a response another id."""
+
+MAY_HAVE_OTHERS = """
+SELECT 1 FROM stream_revs
+WHERE {around} AND vantage = 'server' AND response_id != '' AND {traces}
+GROUP BY tenant, trace_id HAVING uniqExact(response_id) > 1
+LIMIT 1"""
+"""A row if some of these traces may have such a server: its id is another one than that of a client's server. This takes a fourth of the
+time, and few traces have more than one server."""

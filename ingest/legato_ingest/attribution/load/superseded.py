@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from legato_ingest.attribution.load.due import Due
 from legato_ingest.attribution.load.learned_offsets import CLOCKS_APART_NS
-from legato_ingest.attribution.load.other_calls import KNOWS_CHUNKS, OF_OTHER_CALLS
+from legato_ingest.attribution.load.other_calls import KNOWS_CHUNKS, MAY_HAVE_OTHERS, OF_OTHER_CALLS
 from legato_ingest.causes import HEALTHY
 from legato_ingest.definitions import SUPERSEDED_OUTCOME
 from legato_ingest.storage import Store
@@ -48,8 +48,9 @@ def superseded_stalls(store: Store, due: Due) -> Iterator[pa.Table]:
     parts = -(-int(stalls) // _AT_ONCE)
     if parts and _BY_CLIENT in reasons:
         traces = f"(tenant, trace_id) IN (SELECT tenant, trace_id FROM verdicts WHERE {where})"
-        others = OF_OTHER_CALLS.format(around=conditions["around"], traces=traces)
-        where += f" AND (tenant, trace_id, span_id) NOT IN ({others})"
+        if store.select(MAY_HAVE_OTHERS.format(around=conditions["around"], traces=traces)):
+            others = OF_OTHER_CALLS.format(around=conditions["around"], traces=traces)
+            where += f" AND (tenant, trace_id, span_id) NOT IN ({others})"
     part_of = f"cityHash64(tenant, trace_id, span_id, gap_start_us) % {parts}"
     for part in range(parts):
         yield store.select_arrow(f"SELECT {_COLUMNS} FROM verdicts FINAL WHERE {where} AND {part_of} = {part}")
