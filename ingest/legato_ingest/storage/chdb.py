@@ -34,9 +34,10 @@ _MEMORY_WORKER_MS = "250"
 # The default is a pool of threads for reading. A statement of Legato's own reads some kilobytes from several parts, which are mostly in the
 # page cache, and to hand each read to a thread takes an eighth of the processor time of all statements at rest.
 _READ_METHOD = "pread"
-# The pause after which the engine looks what else to do for a table; it becomes longer while there is nothing. An insert or a merge asks
-# for a look at once, so that the default of 0.1 s only looks for what expires, at 12 tables a second.
-_LOOK_S = "10"
+# The engine looks what else to do for a table: an insert or a merge asks for a look, and further ones follow after 0.1 s and longer and
+# longer pauses. With the default factor of 1.1 they take a pool of threads 12 times a second at rest. The first pause stays short: a
+# mutation of many parts waits for it after each four parts.
+_LOOK_FACTOR, _LOOK_S_MAX = "1.5", "60"
 # Statements that need no free space; some of them free space.
 _FREES_ROOM = ("DROP", "KILL", "SYSTEM", "TRUNCATE")
 # The clones of this store may be running statements of Legato's own: only the clients of readers are read-only.
@@ -147,7 +148,8 @@ class EmbeddedStore(ClientStore):
             "backups.allowed_path": str(self._backups),
             "memory_worker_period_ms": _MEMORY_WORKER_MS,
             "local_filesystem_read_method": _READ_METHOD,
-            "background_processing_pool_thread_sleep_seconds_if_nothing_to_do": _LOOK_S,
+            "background_processing_pool_task_sleep_seconds_when_no_work_multiplier": _LOOK_FACTOR,
+            "background_processing_pool_task_sleep_seconds_when_no_work_max": _LOOK_S_MAX,
         }
         try:
             return clickhouse_connect.get_client(interface="chdb", path=str(self._path), chdb_options=options)

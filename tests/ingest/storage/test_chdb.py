@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from queue import Queue
 
@@ -84,3 +85,16 @@ def test_the_end_of_reads_cancels_no_statement_of_legatos_own(store: Store) -> N
         reading.close()
         working.close()
     assert ended.get(timeout=30) == ("worker", StoreUnavailable, 394)
+
+
+def test_a_mutation_of_many_parts_does_not_wait_for_the_engine_to_look(store: Store) -> None:
+    """The engine takes four parts at once, and pauses before the next ones: with a longer first pause an upgrade took minutes."""
+    store.command("CREATE TABLE parted (k UInt64, part UInt8) ENGINE = MergeTree ORDER BY k PARTITION BY part")
+    try:
+        store.command("INSERT INTO parted SELECT number, number % 12 FROM numbers(1200)")
+        before_s = time.monotonic()
+        store.command("ALTER TABLE parted DELETE WHERE k < 600 SETTINGS mutations_sync = 1")
+        assert time.monotonic() - before_s < 12
+        assert store.select("SELECT count(), min(k) FROM parted") == [(600, 600)]
+    finally:
+        store.command("DROP TABLE parted")
