@@ -49,8 +49,8 @@ from legato_ingest.storage.watermark import now_ms
 __all__ = ["RollupResult", "RollupWorker"]
 
 _log = logging.getLogger("legato")
-# Hours, and node samples, are computed this many intervals after those before.
-_HOURS_EVERY = 4
+# Hours, and node samples, are computed this many intervals after those before; without readers the second number.
+_HOURS_EVERY, _UNREAD_HOURS_EVERY = 4, 60
 # A run begins no other pass of minutes far from the present, or of hours, after so long; one of each it computes in any case.
 _OLD_S_MAX = 5.0
 # What is divided has so long in any case: old minutes of one tenant would leave one piece a run for all.
@@ -97,7 +97,7 @@ class RollupWorker(PeriodicWorker[RollupResult]):
     ) -> None:
         lag, every_s = metrics.rollup_lag_seconds, settings.rollup_every_s
         super().__init__("rollup", store, every_s, metrics, my_turn=my_turn, delay_s=self._delay_s, lag=lag)
-        self._stamps, self._idle_s, self._seldom_s = stamps, IDLE_SHARE * every_s, _HOURS_EVERY * every_s
+        self._stamps, self._idle_s = stamps, IDLE_SHARE * every_s
         self._store, self._metrics, self._settings = store, metrics, settings
         self._received_ms, self._judged_ms = received_ms, judged_ms
         self._pending = Pending(-1)
@@ -209,6 +209,11 @@ class RollupWorker(PeriodicWorker[RollupResult]):
             return news_s
         self.until_ms = max(self.until_ms, self._pending.complete_until_ms(received_ms, 0))
         return min(self._pending.due_in_s(self._seldom_s), self._samples.due_in_s(stamps.received_after, self._seldom_s))
+
+    @property
+    def _seldom_s(self) -> float:
+        is_read = self._stamps is None or self._stamps.is_read()
+        return (_HOURS_EVERY if is_read else _UNREAD_HOURS_EVERY) * self._settings.rollup_every_s
 
     def _record(self, progress: Progress, sampled_ms: int, result: RollupResult, started: float) -> None:
         times_ms = {"until": progress[0], "judged_until": progress[1], "sampled_until": sampled_ms, "kept_since": self._kept_ms}

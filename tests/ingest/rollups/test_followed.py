@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -157,6 +158,25 @@ def test_hours_and_samples_follow_at_their_interval(store: Store) -> None:
         assert rolling._delay_s() == 0
         rolling.step()
         assert rolling._delay_s() > 0 and store.select("SELECT count() > 0 FROM node_samples_5min") == [(1,)]
+    assert differences(store) == []
+
+
+def test_without_readers_hours_are_seldom_computed_until_there_is_one(store: Store) -> None:
+    """They are complete a run after the first look."""
+    is_read = False
+    with embedded(store) as (committer, judging, rolling, _):
+        assert rolling._stamps is not None
+        rolling._stamps = replace(rolling._stamps, is_read=lambda: is_read)
+        for rev in (1, 2):
+            send(committer, [one("a", rev)])
+            judging.step()
+            rolling.step()
+        rolling._pending.hours_at_s -= 59 * EVERY_S
+        assert rolling._pending.hours_s and rolling._delay_s() > 0
+        is_read = True
+        assert rolling._delay_s() == 0
+        rolling.step()
+        assert not rolling._pending.hours_s
     assert differences(store) == []
 
 
