@@ -16,7 +16,7 @@ __all__ = ["Stamps", "followed_until_ms", "judgements_followed_until_ms"]
 
 # The rollups of new streams wait so long for their verdicts. Computed before, they would be computed again for the verdicts.
 _JUDGED_MS = 5_000
-# Without readers they wait for the next insert, too, for so long at most: a run over the rows of two costs little more than one of one.
+# Without readers they also wait for the next insert, for so long at most: a run over two inserts costs little more than a run over one.
 _UNREAD_MS = 50_000
 # The last insert is recent for so long. A running stream is abandoned 30 s after its next report was due, and its end may wait in the log.
 _FRESH_MS = 20_000
@@ -48,8 +48,8 @@ class Stamps:
     def news_in_s(self, looked: Progress, reached_ms: int) -> float | None:
         """Return in how many seconds the rows since the last look are to be rolled up; ``None``: there are none.
 
-        Where attribution keeps up, rows that were just received wait until their streams are judged, for some seconds at most; without
-        readers they wait for the next insert before. ``reached_ms``: the watermark of received rows, a clock that is never set back.
+        Where attribution keeps up, rows that were just received wait until their streams are judged, for some seconds at most. Without
+        readers they first wait for the next insert. ``reached_ms``: the watermark of received rows, a clock that is never set back.
         """
         received_ms, judged_ms = self.received_after(looked[0]), self.streams_judged_ms()
         if received_ms is None:

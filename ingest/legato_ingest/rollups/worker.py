@@ -49,7 +49,7 @@ from legato_ingest.storage.watermark import now_ms
 __all__ = ["RollupResult", "RollupWorker"]
 
 _log = logging.getLogger("legato")
-# Hours, and node samples, are computed this many intervals after those before; without readers the second number.
+# Hours, and node samples, are computed this many intervals after the last time: with a reader, and without one.
 _HOURS_EVERY, _UNREAD_HOURS_EVERY = 4, 60
 # A run begins no other pass of minutes far from the present, or of hours, after so long; one of each it computes in any case.
 _OLD_S_MAX = 5.0

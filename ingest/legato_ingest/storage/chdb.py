@@ -34,9 +34,9 @@ _MEMORY_WORKER_MS = "250"
 # The default is a pool of threads for reading. A statement of Legato's own reads some kilobytes from several parts, which are mostly in the
 # page cache, and to hand each read to a thread takes an eighth of the processor time of all statements at rest.
 _READ_METHOD = "pread"
-# The engine looks what else to do for a table: an insert or a merge asks for a look, and further ones follow after 0.1 s and longer and
-# longer pauses. With the default factor of 1.1 they take a pool of threads 12 times a second at rest. The first pause stays short: a
-# mutation of many parts waits for it after each four parts.
+# The engine checks each table for background work: after an insert or a merge at once, then after pauses that grow from 0.1 s on by a
+# factor. With the default of 1.1 these checks wake a pool of threads 12 times a second at rest. The first pause must stay short: a mutation
+# of many parts waits for it after every four parts.
 _LOOK_FACTOR, _LOOK_S_MAX = "1.5", "60"
 # Statements that need no free space; some of them free space.
 _FREES_ROOM = ("DROP", "KILL", "SYSTEM", "TRUNCATE")

@@ -66,5 +66,5 @@ SELECT 1 FROM stream_revs
 WHERE {around} AND vantage = 'server' AND response_id != '' AND {traces}
 GROUP BY tenant, trace_id HAVING uniqExact(response_id) > 1
 LIMIT 1"""
-"""A row if some of these traces may have such a server: its id is another one than that of a client's server. This takes a fourth of the
-time, and few traces have more than one server."""
+"""One row if some of these traces may have a server of ``OF_OTHER_CALLS``, else none: such a trace has servers with two different ids. Few
+traces have, and this statement takes a fourth of the time."""
