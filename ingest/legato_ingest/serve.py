@@ -234,10 +234,8 @@ def _serve_store(settings: Settings, metrics: Metrics, store: Store, listeners: 
         apps.append((BoundedReplies(web_page.create_app(settings, reads, metrics, boards, stopping.is_set), unread), listeners.web))
     if listeners.admin is not None:
         apps.append((admin_app.create_app(settings, store, workers.attribution, workers.rollups, committer.settle), listeners.admin))
-    # Objects of the start-up live as long as the process, and a request creates tens of thousands of objects that are freed
-    # together, so the garbage collector may run less often.
+    # Objects of the start-up live as long as the process.
     gc.freeze()
-    gc.set_threshold(100_000, 50, 100)
     sys.setswitchinterval(_SWITCH_S)
     with workers.closing(committer), trying_aside(aside, stopping), contextlib.closing(probe), contextlib.closing(conversions):
         uvloop.run(_run(apps, listeners, receiver, conversions, store, settings, stopping, workers.stop))

@@ -126,7 +126,10 @@ class Batch:
 
     def measured(self) -> Batch:
         """Return the batch with the memory of its rows measured: it takes long for many pieces, and an event loop needs it."""
-        return self if self.size_bytes else replace(self, size_bytes=self._row_bytes())
+        if self.size_bytes:
+            return self
+        # `Table.nbytes` takes 40 times as long, because it counts the used part of each slice. No table is a slice here.
+        return replace(self, size_bytes=sum(table.get_total_buffer_size() for table in self.tables if table.num_rows))
 
     @property
     def rejected_items(self) -> int:

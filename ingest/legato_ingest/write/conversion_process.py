@@ -255,9 +255,8 @@ def _answer(messages: IO[bytes], answers: IO[bytes]) -> None:
 def _main() -> None:
     with contextlib.suppress(OSError):
         pathlib.Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE, encoding="ascii")
-    # As in the parent: a body makes many objects that are freed together.
+    # As in the parent: objects of the start-up live as long as the process.
     gc.freeze()
-    gc.set_threshold(100_000, 50, 100)
     with contextlib.suppress(BrokenPipeError):
         _answer(*pipes())
 

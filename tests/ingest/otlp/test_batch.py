@@ -48,6 +48,14 @@ def test_names_of_senders_are_counted() -> None:
     assert Batch(senders=names, size_bytes=7).nbytes == Batch(senders=names).nbytes + 7
 
 
+@pytest.mark.parametrize("batch", [spans(), spans(300), points(), points(300)])
+def test_a_batch_is_measured_by_its_rows(batch: Batch) -> None:
+    """As Arrow measures them, but for buffers that several columns share, and the rounding of small ones."""
+    size = sum(table.nbytes for table in batch.tables)
+    assert 0.75 * size <= batch.measured().size_bytes <= 1.1 * size + 200
+    assert batch.measured().measured() == batch.measured()
+
+
 def test_joined_batches_add_up() -> None:
     """Rows are in the order of the parts, and counts are added; without parts the batch is empty."""
     parts = [spans(2), points(3), spans(1)]
