@@ -13,6 +13,7 @@ import functools
 import gc
 import os
 import pathlib
+import signal
 import ssl
 import sys
 from collections.abc import Generator
@@ -34,6 +35,9 @@ os.environ.setdefault("LEGATO_OTLP_GRPC_PORT", "0")
 # The processes of pytest-xdist, and the programs that tests start, share their compiled modules: pytest alone needs 9 s of processor time
 # to rewrite the assertions of all test modules.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# A script that runs the tests in the background lets them ignore SIGINT, and so would every program that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A busy machine replies later than after httpx's five seconds. Each client copies this object.
 httpx._config.DEFAULT_TIMEOUT_CONFIG.read = 60.0
