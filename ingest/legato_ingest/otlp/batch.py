@@ -163,7 +163,7 @@ class Batch:
 
 def bytes_of(tables: Iterable[pa.Table]) -> int:
     """Return the bytes of memory that the rows of some tables take."""
-    # `Table.nbytes` is slow and adds nothing for an empty table.
+    # `Table.nbytes` is slow and adds nothing for an empty table. A table may be a slice here, and its buffers hold more than its rows.
     return int(sum(table.nbytes for table in tables if table.num_rows))
 
 
