@@ -134,27 +134,20 @@ def recorded(plan: Plan, data_dir: pathlib.Path, endpoints: Endpoints, console: 
     """Replay and store the plan; `legato serve` runs until the context ends. Raises ``ChildFailed`` or ``LegatoError``."""
     plan.recordings()
     _prepare(data_dir, keep)
-    with Children(data_dir) as children:
-        start(children, plan, data_dir, endpoints)
-        console.print(
-            f"[bold]legato serve[/] accepts OTLP at {endpoints.otlp} and answers queries at {endpoints.read}",
-            highlight=False,
-            markup=True,
-            soft_wrap=True,
-        )
-        opens = f"[bold]open {endpoints.web}[/] in a browser: it fills while the streams run"
-        console.print(opens, highlight=False, markup=True, soft_wrap=True)
-        console.print(
-            f"[bold]an OpenAI-compatible server[/] replays {', '.join(plan.names)} at {endpoints.server}/v1",
-            highlight=False,
-            markup=True,
-            soft_wrap=True,
-        )
-        try:
+    try:
+        with Children(data_dir) as children:
+            start(children, plan, data_dir, endpoints)
+            for line in (
+                f"[bold]legato serve[/] accepts OTLP at {endpoints.otlp} and answers queries at {endpoints.read}",
+                f"[bold]open {endpoints.web}[/] in a browser: it fills while the streams run",
+                f"[bold]an OpenAI-compatible server[/] replays {', '.join(plan.names)} at {endpoints.server}/v1",
+            ):
+                console.print(line, highlight=False, markup=True, soft_wrap=True)
             _replay(children, plan, endpoints, console)
             yield children
-        finally:
-            shutil.rmtree(endpoints.engine_pipe.parent, ignore_errors=True)
+    finally:
+        # After its agent has ended: a running agent makes the pipe again.
+        shutil.rmtree(endpoints.engine_pipe.parent, ignore_errors=True)
 
 
 def _prepare(data_dir: pathlib.Path, keep: bool) -> None:

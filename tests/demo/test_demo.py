@@ -14,6 +14,8 @@ import threading
 import time
 from collections.abc import Iterator
 
+import pytest
+
 from demo.recording import load
 from helpers.servers.ports import free_port
 from helpers.servers.serving import legato
@@ -94,8 +96,12 @@ def test_the_demo_shows_what_was_recorded(tmp_path: pathlib.Path) -> None:
     assert _processes(tmp_path) == {}
 
 
-def test_ctrl_c_leaves_nothing_running(tmp_path: pathlib.Path) -> None:
-    """Interrupted in mid-stream, the demo ends its processes, prints that, and exits with status 130."""
+def test_ctrl_c_leaves_nothing_behind(
+    tmp_path: pathlib.Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interrupted in mid-stream, the demo ends its processes, removes its temporary files, prints that, and exits with status 130."""
+    own_tmp = tmp_path_factory.mktemp("own_tmp")
+    monkeypatch.setenv("TMPDIR", str(own_tmp))
     with _demo(tmp_path, "--recording", "calm") as process:
         _read_until(process, "replays calm")
         _wait_for(tmp_path, {"serve", "agent", "server", "clients"})
@@ -104,6 +110,7 @@ def test_ctrl_c_leaves_nothing_running(tmp_path: pathlib.Path) -> None:
     assert process.returncode == 130
     assert "stopped" in output
     assert _processes(tmp_path) == {}
+    assert not list(own_tmp.iterdir())
 
 
 def test_killing_the_demo_ends_its_children(tmp_path: pathlib.Path) -> None:
