@@ -98,7 +98,7 @@ exec(compile(text, str(path), "exec"), table.__dict__)
 import numpy as np
 from dashboards.alerts import burn, rules
 from dashboards.boards import attribution
-from helpers.builders.attribution import client_gap, verdict
+from helpers.builders.attribution import client_gap, joined, verdict
 from legato_ingest.attribution.model.confidence import confidences
 from legato_ingest.attribution.model.exclusion import excluded_by_records
 from legato_ingest.rollups import queries
@@ -106,9 +106,9 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
 own = verdict("cosmic_ray", {"cosmic_ray": 400})
 no = np.array([False])
-assert own.names() == ["cosmic_ray"] and confidences(["cosmic_ray"], own, no, None, [{}], no, no) == ["likely"]
+assert own.names() == ["cosmic_ray"] and confidences(["cosmic_ray"], own, no, joined(None), [{}], no, no) == ["likely"]
 gap, other = client_gap(400, hold_known=True), verdict("unknown", {"unknown": 400})
-assert excluded_by_records(gap, other, np.array([0]), None)[0]["cosmic_ray"] == "no ray was seen"
+assert excluded_by_records(gap, other, np.array([0]), joined(None))[0]["cosmic_ray"] == "no ray was seen"
 assert "cosmic_ray" in table.REPLAYABLE and "'cosmic_ray'" in str(queries.STREAM_ROLLUPS)
 assert "'cosmic_ray'" in burn.ITL and "'cosmic_ray'" in burn.END_USERS and "cosmic ray (cosmic_ray)" in str(rules.RULES)
 board = JSONEncoder().encode(attribution.board().build())

@@ -1,11 +1,11 @@
-"""Rows of `replays` from a judgement: each stalled stream without each cause that took part in its stalls.
+"""Rows of `replays` from judgements: each stalled stream without each cause that took part in its stalls.
 
 A stream has rows only if the sends of its server and the steps of its engine are known. The module is pure and judges nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,13 +26,19 @@ _PART_MIN = 0.1
 _REPLAYABLE = np.array([index_of(name) for name in REPLAYABLE])
 
 
-def counterfactual_rows(judgement: Judgement, stall_ns: int, judged_at_ns: int) -> pa.Table:
+def counterfactual_rows(judgements: Sequence[Judgement], stall_ns: int, judged_at_ns: int) -> pa.Table:
     """Return the rows of all streams with a stall. Gaps of at least ``stall_ns`` are counted."""
+    rows = [row for judgement in judgements for row in _of_group(judgement, stall_ns, judged_at_ns)]
+    return pa.Table.from_pylist(rows, REPLAYS.schema)
+
+
+def _of_group(judgement: Judgement, stall_ns: int, judged_at_ns: int) -> Iterator[dict[str, Any]]:
+    """Yield the rows of one group."""
     stalls: dict[int, list[int]] = {}
     for row in judgement.stalls.tolist():
         stalls.setdefault(int(judgement.owners[row]), []).append(row)
-    rows = [each for owner, own in stalls.items() for each in _of_stream(judgement, owner, np.array(own), stall_ns, judged_at_ns)]
-    return pa.Table.from_pylist(rows, REPLAYS.schema)
+    for owner, own in stalls.items():
+        yield from _of_stream(judgement, owner, np.array(own), stall_ns, judged_at_ns)
 
 
 def _of_stream(judgement: Judgement, owner: int, stalls: Ints, stall_ns: int, judged_at_ns: int) -> Iterator[dict[str, Any]]:

@@ -11,11 +11,15 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from legato_ingest.attribution.counterfactual_rows import counterfactual_rows
-from legato_ingest.attribution.model.judge import Evidence, Thresholds, judge
+from legato_ingest.attribution.model.judge import Evidence, Judgement, Thresholds, judge
+from legato_ingest.attribution.model.judgements import Judgements
 from legato_ingest.attribution.verdict_rows import verdict_rows
 from legato_ingest.columns import REPLAYS, VERDICTS
 
 __all__ = ["Judged", "Judging", "judged_rows"]
+
+# Rows are made of so many steps together (20 MB of them in the judgements, and half as much joined).
+_STEPS_MAX = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +55,33 @@ Judging = Callable[[Sequence[Evidence], Thresholds, int], Judged]
 
 
 def judged_rows(groups: Sequence[Evidence], thresholds: Thresholds, judged_at_ns: int) -> Judged:
-    """Judge groups of streams one by one."""
-    return Judged.joined([_judged(evidence, thresholds, judged_at_ns) for evidence in groups])
+    """Judge groups of streams one by one, and make the rows of several together."""
+    parts: list[Judged] = []
+    waiting: list[Judgement] = []
+    steps = 0
+    for evidence in groups:
+        try:
+            judgement = judge(evidence, thresholds)
+        except Exception as error:
+            parts.append(Judged.failed(error))
+            continue
+        waiting.append(judgement)
+        steps += len(judgement.engine.steps.number) if judgement.engine is not None else 0
+        if steps > _STEPS_MAX:
+            parts.append(_rows(waiting, thresholds, judged_at_ns))
+            waiting, steps = [], 0
+    return Judged.joined([*parts, _rows(waiting, thresholds, judged_at_ns)])
 
 
-def _judged(evidence: Evidence, thresholds: Thresholds, judged_at_ns: int) -> Judged:
+def _rows(judgements: Sequence[Judgement], thresholds: Thresholds, judged_at_ns: int) -> Judged:
+    """Return the rows of these judgements; if one fails, those of the others."""
+    if not judgements:
+        return Judged(0, REPLAYS.empty, VERDICTS.empty)
     try:
-        judgement = judge(evidence, thresholds)
-        counterfactuals = counterfactual_rows(judgement, thresholds.gap_ns, judged_at_ns)
-        return Judged(len(evidence.streams), counterfactuals, verdict_rows(judgement, judged_at_ns))
+        counterfactuals = counterfactual_rows(judgements, thresholds.gap_ns, judged_at_ns)
+        verdicts = verdict_rows(Judgements.of(judgements), judged_at_ns)
     except Exception as error:
-        return Judged.failed(error)
+        if len(judgements) == 1:
+            return Judged.failed(error)
+        return Judged.joined([_rows([each], thresholds, judged_at_ns) for each in judgements])
+    return Judged(sum(len(each.streams) for each in judgements), counterfactuals, verdicts)

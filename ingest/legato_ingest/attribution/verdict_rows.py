@@ -1,4 +1,4 @@
-"""Rows of `verdicts` from a judgement, as one Arrow table.
+"""Rows of `verdicts` from judgements, as one Arrow table.
 
 A row contains what it rests on, so that a reader can check it: the numbers, the engine's steps, the root-cause step and its requests, the
 excluded causes, the missing vantages, and the possible error. The module is pure and judges nothing.
@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from legato_ingest.attribution.model.confidence import confidences
 from legato_ingest.attribution.model.evidence import error_bounds_ns, evidence_of
 from legato_ingest.attribution.model.exclusion import excluded_by_records
-from legato_ingest.attribution.model.judge import Judgement
+from legato_ingest.attribution.model.judgements import Judgements
 from legato_ingest.attribution.model.root_step import responses_of, root_steps
+from legato_ingest.attribution.model.verdicts import Verdicts
 from legato_ingest.causes import BY_NAME, HEALTHY, PARTS
 from legato_ingest.columns import VERDICTS
 
@@ -33,11 +34,11 @@ _NOTHING: tuple[tuple[str, pa.DataType, object], ...] = (
 )
 
 
-def verdict_rows(judgement: Judgement, judged_at_ns: int) -> pa.Table:
-    """Return the rows of the stalls, then those of the withdrawn stalls with the cause ``base``."""
-    rows = np.concatenate([judgement.stalls, judgement.withdrawn])
-    causes = judgement.verdicts.at(judgement.stalls).names() + [HEALTHY] * len(judgement.withdrawn)
-    columns = {**_identity(judgement, rows, judged_at_ns), **_verdict(judgement, rows, causes), **_basis(judgement, rows)}
+def verdict_rows(judged: Judgements, judged_at_ns: int) -> pa.Table:
+    """Return the rows, those of withdrawn stalls with the cause ``base``."""
+    verdicts = judged.verdicts.at(judged.rows)
+    causes = [HEALTHY if withdrawn else name for name, withdrawn in zip(verdicts.names(), judged.is_withdrawn.tolist(), strict=True)]
+    columns = {**_identity(judged, judged_at_ns), **_verdict(judged, verdicts, causes), **_basis(judged, verdicts)}
     return VERDICTS.rows(columns)
 
 
@@ -68,9 +69,10 @@ def withdrawn_rows(stalls: pa.Table, judged_at_ns: int) -> pa.Table:
     )
 
 
-def _identity(judgement: Judgement, rows: Ints, judged_at_ns: int) -> dict[str, pa.Array]:
+def _identity(judged: Judgements, judged_at_ns: int) -> dict[str, pa.Array]:
     """Return the columns that identify a gap and its judgement."""
-    streams, gaps = [judgement.streams[owner] for owner in judgement.owners[rows]], judgement.gaps.at(rows)
+    rows = judged.rows
+    streams, gaps = [judged.streams[owner] for owner in judged.owners[rows].tolist()], judged.gaps.at(rows)
     starts = np.array([stream.start_ns for stream in streams], np.int64)
     return {
         "tenant": pa.array([stream.tenant for stream in streams], pa.string()),
@@ -85,20 +87,17 @@ def _identity(judgement: Judgement, rows: Ints, judged_at_ns: int) -> dict[str, 
     }
 
 
-def _verdict(judgement: Judgement, rows: Ints, causes: list[str]) -> dict[str, pa.Array]:
-    """Return the columns of the verdict itself."""
-    verdicts = judgement.verdicts.at(rows)
-    streams = [judgement.streams[owner] for owner in judgement.owners[rows]]
-    has_server = judgement.gaps.has_server[rows] & np.array([stream.server is not None for stream in streams], np.bool_)
-    parts = [[(name, int(ns)) for name, ns in zip(PARTS, row, strict=True) if ns] for row in verdicts.parts]
+def _verdict(judged: Judgements, verdicts: Verdicts, causes: list[str]) -> dict[str, pa.Array]:
+    """Return the columns of the verdict itself. ``verdicts``: those of the rows."""
+    rows = judged.rows
+    streams = [judged.streams[owner] for owner in judged.owners[rows].tolist()]
+    has_server = judged.gaps.has_server[rows] & np.array([stream.server is not None for stream in streams], np.bool_)
+    parts = [[(name, ns) for name, ns in zip(PARTS, row, strict=True) if ns] for row in verdicts.parts.tolist()]
     has_client = [stream.has_client for stream in streams]
     vantages = (("client", has_client), ("server", has_server.tolist()), ("engine", verdicts.aligned.tolist()))
     missing = [[name for name, seen in vantages if not seen[row]] for row in range(len(rows))]
-    steps = judgement.engine.steps if judgement.engine is not None else None
-    preempted = judgement.engine.preempted if judgement.engine is not None else frozenset[str]()
-    was_preempted = np.array([stream.response_id in preempted for stream in streams], np.bool_)
-    cpu_waits = [judgement.cpu_waits.get(row, {}) for row in rows.tolist()]
-    is_open = judgement.gaps.is_open[rows]
+    cpu_waits = [judged.cpu_waits.get(row, {}) for row in rows.tolist()]
+    is_open, was_preempted, steps = judged.gaps.is_open[rows], judged.was_preempted[rows], judged.steps.at(rows)
     return {
         "excess_us": pa.array((verdicts.excess_ns // 1000).astype(np.uint64)),
         "cause": pa.array(causes, pa.string()),
@@ -109,43 +108,40 @@ def _verdict(judgement: Judgement, rows: Ints, causes: list[str]) -> dict[str, p
     }
 
 
-def _basis(judgement: Judgement, rows: Ints) -> dict[str, pa.Array]:
-    """Return the columns that the verdict rests on."""
-    gaps, verdicts = judgement.gaps.at(rows), judgement.verdicts.at(rows)
-    steps = judgement.engine.steps if judgement.engine is not None else None
+def _basis(judged: Judgements, verdicts: Verdicts) -> dict[str, pa.Array]:
+    """Return the columns that the verdict rests on. ``verdicts``: those of the rows."""
+    rows = judged.rows
+    gaps, steps = judged.gaps.at(rows), judged.steps.at(rows)
     errors = error_bounds_ns(gaps, verdicts, steps)
     evidence = evidence_of(gaps, verdicts, steps)
     excluded = excluded_by_records(gaps, verdicts, errors, steps)
     for numbers, reasons, row in zip(evidence, excluded, rows.tolist(), strict=True):
-        numbers.update(judgement.cpu_waits.get(row, {}))
-        reasons.update({cause: reason for cause, reason in judgement.excluded[row].items() if cause not in reasons})
+        numbers.update(judged.cpu_waits.get(row, {}))
+        reasons.update({cause: reason for cause, reason in judged.excluded[row].items() if cause not in reasons})
     return {
         "evidence": pa.array([list(each.items()) for each in evidence], pa.map_(pa.string(), pa.int64())),
         "excluded": pa.array([list(each.items()) for each in excluded], pa.map_(pa.string(), pa.string())),
         "error_us": pa.array(np.minimum(-(-errors // 1000), 2**32 - 1).astype(np.uint32)),
-        **_steps(judgement, rows),
+        **_steps(judged, verdicts),
     }
 
 
-def _steps(judgement: Judgement, rows: Ints) -> dict[str, pa.Array]:
+def _steps(judged: Judgements, verdicts: Verdicts) -> dict[str, pa.Array]:
     """Return the columns of the steps that the gaps are aligned with, and of the root-cause step."""
-    verdicts, engine = judgement.verdicts.at(rows), judgement.engine
-    roots = root_steps(engine.steps if engine is not None else None, verdicts)
-    number = recorded = np.zeros(1, np.int64)
-    responses: list[list[str]] = [[] for _ in rows]
-    if engine is not None:
-        number, recorded = engine.steps.number, engine.steps.recorded_ns
-        own = [judgement.streams[owner].response_id for owner in judgement.owners]
-        responses = responses_of(rows, roots.step, judgement.verdicts, own, engine.steps, engine.first_token)
+    roots = root_steps(judged.steps, verdicts)
+    own = [judged.streams[owner].response_id for owner in judged.owners.tolist()]
+    responses = responses_of(judged.rows, roots.step, judged.verdicts, own, judged.steps, judged.first_tokens)
+    # The last entry is that of the index -1: no step.
+    number, recorded = np.append(judged.steps.number, 0), np.append(judged.steps.recorded_ns, 0)
 
     def numbered(steps: Ints) -> pa.Array:
-        return pa.array(number[np.maximum(steps, 0)].astype(np.uint64), mask=steps < 0)
+        return pa.array(number[steps].astype(np.uint64), mask=steps < 0)
 
     return {
         "step_first": numbered(verdicts.step_first),
         "step_last": numbered(verdicts.step_last),
         "culprit_step": numbered(roots.step),
-        "culprit_at": pa.array(np.where(roots.step >= 0, recorded[np.maximum(roots.step, 0)], 0), pa.timestamp("ns", "UTC")),
+        "culprit_at": pa.array(recorded[roots.step], pa.timestamp("ns", "UTC")),
         "culprit_us": pa.array((np.maximum(roots.ns, 0) // 1000).astype(np.uint64)),
         "culprit_responses": pa.array(responses, pa.list_(pa.string())),
     }

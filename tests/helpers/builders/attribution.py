@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 
 from legato_ingest.attribution.model.gaps import Gaps
 from legato_ingest.attribution.model.gpu_throttle import Throttling
+from legato_ingest.attribution.model.joined_steps import JoinedSteps
 from legato_ingest.attribution.model.steps import ChargedSteps, StepLimits, StepParts, Steps
 from legato_ingest.attribution.model.vantage import Vantage
 from legato_ingest.attribution.model.verdicts import Verdicts
 from legato_ingest.causes import PARTS, index_of
 
-__all__ = ["MS", "charged_steps", "client_gap", "gap", "ints", "parts_ms", "steps", "throttling", "vantage", "verdict"]
+__all__ = ["MS", "charged_steps", "client_gap", "gap", "ints", "joined", "parts_ms", "steps", "throttling", "vantage", "verdict"]
 
 MS = 1_000_000
 
@@ -104,6 +105,11 @@ def charged_steps(
         throttling=state if state is not None else throttling(count),
         usual_mhz=float("nan"),
     )
+
+
+def joined(steps: ChargedSteps | None, gaps: int = 1) -> JoinedSteps:
+    """The steps of one engine, or of none, with this number of gaps."""
+    return JoinedSteps.of([steps], [gaps])
 
 
 def steps(interval_ms: Sequence[float], recorded_ms: Sequence[float], **columns: Sequence[float]) -> Steps:

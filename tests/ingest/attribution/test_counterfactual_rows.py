@@ -32,7 +32,7 @@ def judgement(records: EngineRecords | None = RECORDS, *, server: bool = True, h
 
 def test_each_cause_of_each_stalled_stream_has_a_row() -> None:
     """The first stream had the long step only, the second also an outage before it."""
-    rows = counterfactual_rows(judgement(held_ms=150.0), STALL_NS, 10**9).to_pylist()
+    rows = counterfactual_rows([judgement(held_ms=150.0)], STALL_NS, 10**9).to_pylist()
     found = {(row["span_id"][0], row["cause"]): (row["stalls"], row["stalls_min"], row["stalls_max"]) for row in rows}
     assert found == {(0, "host"): (1, 0, 0), (1, "host"): (2, 1, 1), (1, "connection"): (2, 1, 1)}
     first = rows[0]
@@ -46,6 +46,6 @@ def test_each_cause_of_each_stalled_stream_has_a_row() -> None:
 )
 def test_without_steps_sends_and_their_offset_there_are_none(judged: Judgement) -> None:
     """The empty table has the same types."""
-    empty = counterfactual_rows(judged, STALL_NS, 10**9)
+    empty = counterfactual_rows([judged], STALL_NS, 10**9)
     assert len(judged.stalls) and not empty.num_rows
-    assert empty.schema == counterfactual_rows(judgement(), STALL_NS, 10**9).schema
+    assert empty.schema == counterfactual_rows([judgement()], STALL_NS, 10**9).schema

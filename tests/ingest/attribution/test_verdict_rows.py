@@ -13,6 +13,7 @@ from helpers.builders.attribution import steps, vantage
 from legato_ingest.attribution.counterfactual_rows import counterfactual_rows
 from legato_ingest.attribution.model.engine import EngineRecords
 from legato_ingest.attribution.model.judge import Evidence, Judgement, Thresholds, judge
+from legato_ingest.attribution.model.judgements import Judgements
 from legato_ingest.attribution.model.vantage import Stream
 from legato_ingest.attribution.verdict_rows import verdict_rows, withdrawn_rows
 
@@ -30,9 +31,14 @@ def judgement(*, server: bool = True, engine: bool = True, **evidence: Any) -> J
     return judge(Evidence([stream], engine=RECORDS if engine else None, **evidence), THRESHOLDS)
 
 
+def rows(*judgements: Judgement) -> pa.Table:
+    """Return the rows of these judgements."""
+    return verdict_rows(Judgements.of(judgements), JUDGED_AT_NS)
+
+
 def test_a_row_has_the_verdict_and_what_it_rests_on() -> None:
     """An aligned stall. The front end has 1 ms, which is less than the error of the clock's offset, so it is excluded."""
-    (row,) = verdict_rows(judgement(), JUDGED_AT_NS).to_pylist()
+    (row,) = rows(judgement()).to_pylist()
     assert (row["tenant"], row["trace_id"], row["span_id"], row["engine_id"]) == ("t", b"t" * 16, b"s" * 8, "e")
     assert (row["gap_start_us"], row["gap_us"], row["cause"], row["confidence"]) == (601_999, 320_000, "host", "likely")
     assert sum(dict(row["parts"]).values()) == 320_000_000 and dict(row["parts"]).keys() == {"base", "host", "front_end"}
@@ -54,7 +60,7 @@ def test_a_row_has_the_verdict_and_what_it_rests_on() -> None:
 )
 def test_missing_vantages_are_listed(server: bool, engine: bool, missing: list[str], confidence: str) -> None:
     """The steps are null without an engine."""
-    (row,) = verdict_rows(judgement(server=server, engine=engine), JUDGED_AT_NS).to_pylist()
+    (row,) = rows(judgement(server=server, engine=engine)).to_pylist()
     assert row["missing"] == missing and row["confidence"] == confidence
     assert (row["step_first"] is None) == (row["culprit_step"] is None) == (not engine)
 
@@ -64,14 +70,14 @@ def test_a_withdrawn_stall_is_a_healthy_step() -> None:
     stored = frozenset((("t", b"t" * 16, b"s" * 8, 601_999),))
     found = judgement(stored_stalls=stored)
     high = judge(Evidence(found.streams, stored_stalls=stored), Thresholds(100.0, 900.0))
-    (row,) = verdict_rows(high, JUDGED_AT_NS).to_pylist()
-    assert row["cause"] == "base" and not counterfactual_rows(high, 100, JUDGED_AT_NS).num_rows
+    (row,) = rows(high).to_pylist()
+    assert row["cause"] == "base" and not counterfactual_rows([high], 100, JUDGED_AT_NS).num_rows
 
 
 def test_without_stalls_there_are_no_rows() -> None:
     """The empty table has the same types, so tables of several groups can be concatenated."""
     nothing = judge(Evidence(judgement().streams), Thresholds(100.0, 900.0))
-    empty, full = verdict_rows(nothing, JUDGED_AT_NS), verdict_rows(judgement(), JUDGED_AT_NS)
+    empty, full = rows(nothing), rows(judgement())
     assert empty.num_rows == 0 and empty.schema == full.schema
 
 
@@ -81,7 +87,7 @@ def test_a_server_without_a_client_is_judged_by_its_own_gaps() -> None:
     (stream,) = with_client.streams
     assert stream.server is not None
     alone = judge(Evidence([replace(stream, judged=stream.server, vantage="server")], engine=RECORDS), THRESHOLDS)
-    (seen,), (row,) = (verdict_rows(each, JUDGED_AT_NS).to_pylist() for each in (with_client, alone))
+    (seen,), (row,) = (rows(each).to_pylist() for each in (with_client, alone))
     assert (row["vantage"], row["missing"], row["confidence"]) == ("server", ["client"], "likely")
     assert (row["cause"], row["parts"], row["step_first"]) == (seen["cause"], seen["parts"], seen["step_first"])
     assert row["gap_start_us"] == seen["gap_start_us"] - 1_000
@@ -91,7 +97,7 @@ def test_a_server_without_a_client_is_judged_by_its_own_gaps() -> None:
 
 def test_the_stalls_of_a_server_are_withdrawn_as_healthy() -> None:
     """The rows have the keys of the stalls, and the whole gap counts as healthy."""
-    (row,) = verdict_rows(judgement(), JUDGED_AT_NS).to_pylist()
+    (row,) = rows(judgement()).to_pylist()
     key = ("tenant", "trace_id", "span_id", "gap_start_us")
     stalls = pa.table({name: [row[name]] for name in (*key, "gap_us", "engine_id", "vantage")} | {"start_ns": [1_000]})
     (withdrawn,) = withdrawn_rows(stalls, JUDGED_AT_NS).to_pylist()

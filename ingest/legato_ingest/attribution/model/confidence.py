@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from legato_ingest.attribution.model.gpu_throttle import CLOCK_DROP_MIN
+from legato_ingest.attribution.model.joined_steps import JoinedSteps
 from legato_ingest.attribution.model.step_model import WORK_STEPS_MIN
-from legato_ingest.attribution.model.steps import ChargedSteps
 from legato_ingest.attribution.model.verdicts import Verdicts
 from legato_ingest.causes import BY_NAME, MIXED, index_of
 
@@ -26,7 +26,7 @@ def confidences(
     causes: Sequence[str],
     verdicts: Verdicts,
     has_server: NDArray[np.bool_],
-    steps: ChargedSteps | None,
+    steps: JoinedSteps,
     cpu_waits: Sequence[Mapping[str, int]],
     is_open: NDArray[np.bool_],
     was_preempted: NDArray[np.bool_],
@@ -46,12 +46,12 @@ def confidences(
     - the host is what remains, and the kernel did not count that the engine waited for a CPU: the GPU's clock is not known in all steps, or
       another rank had work, and whether the engine waited for that is not known.
     """
-    has_few = steps is not None and steps.work_steps < WORK_STEPS_MIN
+    has_few = steps.work_steps < WORK_STEPS_MIN
     out: list[str] = []
     for row, name in enumerate(causes):
         cause = BY_NAME[name]
         confidence = cause.by_exclusion if not verdicts.aligned[row] and cause.by_exclusion else cause.confidence
-        is_fit = has_few and (name == "scheduling" or name == "kv_pressure" and verdicts.preempted[row] < 0)
+        is_fit = has_few[row] and (name == "scheduling" or name == "kv_pressure" and verdicts.preempted[row] < 0)
         is_unseen = name == "gpu_clock" and not _has_low_clock(verdicts, row, steps)
         is_unexplained = verdicts.parts[row, _GENERATION] >= max(_UNEXPLAINED_SHARE * verdicts.excess_ns[row], 1)
         is_inferred = name in ("kv_pressure", MIXED) and verdicts.preempted[row] >= 0 and not was_preempted[row]
@@ -61,21 +61,20 @@ def confidences(
     return out
 
 
-def _has_low_clock(verdicts: Verdicts, row: int, steps: ChargedSteps | None) -> bool:
+def _has_low_clock(verdicts: Verdicts, row: int, steps: JoinedSteps) -> bool:
     """Return whether a sample in the steps of the gap shows a clock below the usual frequency."""
-    if steps is None:
-        return False
-    return bool((steps.throttling.mhz[_steps_of(verdicts, row)] < (1 - CLOCK_DROP_MIN) * steps.usual_mhz).any())
+    low_mhz = (1 - CLOCK_DROP_MIN) * steps.usual_mhz[row]
+    return bool(verdicts.step_first[row] >= 0 and (steps.throttling.mhz[_steps_of(verdicts, row)] < low_mhz).any())
 
 
-def _is_explained(verdicts: Verdicts, row: int, steps: ChargedSteps | None, cpu_wait: Mapping[str, int]) -> bool:
+def _is_explained(verdicts: Verdicts, row: int, steps: JoinedSteps, cpu_wait: Mapping[str, int]) -> bool:
     """Return whether nothing but the host is left in the steps of the gap, or the kernel counted that the engine waited for a CPU."""
     return _is_rest_known(verdicts, row, steps) or _has_waited(verdicts, row, cpu_wait)
 
 
-def _is_rest_known(verdicts: Verdicts, row: int, steps: ChargedSteps | None) -> bool:
+def _is_rest_known(verdicts: Verdicts, row: int, steps: JoinedSteps) -> bool:
     """Return whether the GPU's samples surround every step of the gap, and no step may have waited for another rank."""
-    if steps is None or verdicts.step_first[row] < 0:
+    if verdicts.step_first[row] < 0:
         return False
     own = _steps_of(verdicts, row)
     return bool((steps.throttling.known[own] & ~steps.unsure[own]).all())

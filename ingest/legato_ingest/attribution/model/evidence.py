@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from legato_ingest.attribution.model.gaps import Gaps
-from legato_ingest.attribution.model.median import median
-from legato_ingest.attribution.model.steps import ChargedSteps
+from legato_ingest.attribution.model.joined_steps import JoinedSteps
 from legato_ingest.attribution.model.verdicts import Verdicts
 from legato_ingest.causes import index_of
 from legato_ingest.definitions import HOLD_STEP_US
@@ -30,7 +29,7 @@ HOLD_ERROR_NS = 1000 * HOLD_STEP_US
 """The resolution of a hold."""
 
 
-def error_bounds_ns(gaps: Gaps, verdicts: Verdicts, steps: ChargedSteps | None) -> Ints:
+def error_bounds_ns(gaps: Gaps, verdicts: Verdicts, steps: JoinedSteps) -> Ints:
     """Return the possible error of each gap's parts, in ns.
 
     It comes from the drift and the resolution of the clocks; with engine steps also from the delay of a usual record after its step and
@@ -38,14 +37,11 @@ def error_bounds_ns(gaps: Gaps, verdicts: Verdicts, steps: ChargedSteps | None) 
     """
     error = _TIMES_ERROR_NS + (_DRIFT * gaps.length_ns).astype(np.int64) + np.where(gaps.has_server, gaps.server_error_ns, 0)
     error = error + np.where(gaps.hold_known & (gaps.hold_ns > 0), HOLD_ERROR_NS, 0)
-    late = int(median(steps.late_ns)) if steps is not None and len(steps.late_ns) else 0
-    return np.asarray(error + np.where(verdicts.aligned, late + gaps.clock_offset_error_ns, 0), np.int64)
+    return np.asarray(error + np.where(verdicts.aligned, steps.usual_late_ns + gaps.clock_offset_error_ns, 0), np.int64)
 
 
-def evidence_of(gaps: Gaps, verdicts: Verdicts, steps: ChargedSteps | None) -> list[dict[str, int]]:
+def evidence_of(gaps: Gaps, verdicts: Verdicts, steps: JoinedSteps) -> list[dict[str, int]]:
     """Return the numbers behind each verdict by name; unknown numbers are absent."""
-    number = steps.number if steps is not None else np.zeros(0, np.int64)
-    late = steps.late_ns if steps is not None else number
     has_share = ~gaps.has_server & ~np.isnan(gaps.caught_up)
     columns: list[tuple[str, Bools, Ints]] = [
         ("server_gap_us", gaps.has_server, (gaps.server_end_ns - gaps.server_start_ns) // 1000),
@@ -55,8 +51,8 @@ def evidence_of(gaps: Gaps, verdicts: Verdicts, steps: ChargedSteps | None) -> l
         ("unread", gaps.socket_known, gaps.unread.astype(np.int64)),
         ("open", gaps.is_open, gaps.is_open.astype(np.int64)),
         ("coincident_stalls", verdicts.corroborated_by > 0, verdicts.corroborated_by),
-        ("preempted_step", verdicts.preempted >= 0, _at(number, verdicts.preempted)),
-        ("record_late_us", verdicts.step_last >= 0, _at(late, verdicts.step_last) // 1000),
+        ("preempted_step", verdicts.preempted >= 0, _at(steps.number, verdicts.preempted)),
+        ("record_late_us", verdicts.step_last >= 0, _at(steps.late_ns, verdicts.step_last) // 1000),
         *_throttling_columns(verdicts, steps),
         *_rank_columns(verdicts, steps),
     ]
@@ -67,10 +63,10 @@ def evidence_of(gaps: Gaps, verdicts: Verdicts, steps: ChargedSteps | None) -> l
     return out
 
 
-def _throttling_columns(verdicts: Verdicts, steps: ChargedSteps | None) -> list[tuple[str, Bools, Ints]]:
+def _throttling_columns(verdicts: Verdicts, steps: JoinedSteps) -> list[tuple[str, Bools, Ints]]:
     """Return, for gaps with throttling, the longest throttling in one of their steps, and the clock that was seen there."""
     part = verdicts.parts[:, _GPU_CLOCK] > 0
-    if steps is None or not part.any():
+    if not part.any():
         return []
     throttling = steps.throttling
     counted = np.maximum(throttling.hard_ns, throttling.soft_ns).astype(np.int64)
@@ -79,7 +75,7 @@ def _throttling_columns(verdicts: Verdicts, steps: ChargedSteps | None) -> list[
         first, last = verdicts.step_first[row], verdicts.step_last[row]
         longest[row] = first + int(np.argmax(counted[first : last + 1]))
     mhz = np.nan_to_num(throttling.mhz, nan=0.0).astype(np.int64)
-    usual = np.full(len(part), np.nan_to_num(steps.usual_mhz, nan=0.0), np.int64)
+    usual = np.nan_to_num(steps.usual_mhz, nan=0.0).astype(np.int64)
     known = longest >= 0
     return [
         ("throttled_us", known, _at(counted, longest) // 1000),
@@ -88,9 +84,9 @@ def _throttling_columns(verdicts: Verdicts, steps: ChargedSteps | None) -> list[
     ]
 
 
-def _rank_columns(verdicts: Verdicts, steps: ChargedSteps | None) -> list[tuple[str, Bools, Ints]]:
+def _rank_columns(verdicts: Verdicts, steps: JoinedSteps) -> list[tuple[str, Bools, Ints]]:
     """Return whether the steps of a gap waited for the work of other ranks (1), or may have and count as the host's (0)."""
-    if steps is None or not steps.awaited.any():
+    if not steps.awaited.any():
         return []
     has_work = np.isin(verdicts.cause, _WORK) & _any_of(steps.awaited & ~steps.unsure, verdicts)
     is_unsure = (verdicts.cause == _HOST) & _any_of(steps.unsure, verdicts)

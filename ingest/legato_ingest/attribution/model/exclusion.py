@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from legato_ingest.attribution.model.charge import ALL_BEHIND_MIN, NONE_BEHIND_MAX
 from legato_ingest.attribution.model.evidence import HOLD_ERROR_NS
 from legato_ingest.attribution.model.gaps import Gaps
-from legato_ingest.attribution.model.steps import ChargedSteps
+from legato_ingest.attribution.model.joined_steps import JoinedSteps
 from legato_ingest.attribution.model.verdicts import Verdicts
 from legato_ingest.causes import Rule, excluded_when, index_of
 
@@ -24,7 +24,7 @@ _ON_PATH = [index_of(name) for name in excluded_when("delivered at once")]
 _GENERATION = index_of("generation")
 
 
-def excluded_by_records(gaps: Gaps, verdicts: Verdicts, error_ns: Ints, steps: ChargedSteps | None) -> list[dict[str, str]]:
+def excluded_by_records(gaps: Gaps, verdicts: Verdicts, error_ns: Ints, steps: JoinedSteps) -> list[dict[str, str]]:
     """Return, for each gap, the excluded causes with the reason. A cause with a part of the gap beyond ``error_ns`` is never excluded."""
     out: list[dict[str, str]] = [{} for _ in gaps.start_ns]
     observations = {**_of_steps(gaps, verdicts, error_ns, steps), **_of_delivery(gaps, verdicts, error_ns)}
@@ -35,24 +35,18 @@ def excluded_by_records(gaps: Gaps, verdicts: Verdicts, error_ns: Ints, steps: C
     return out
 
 
-def _of_steps(gaps: Gaps, verdicts: Verdicts, error_ns: Ints, steps: ChargedSteps | None) -> dict[Rule, Bools]:
+def _of_steps(gaps: Gaps, verdicts: Verdicts, error_ns: Ints, steps: JoinedSteps) -> dict[Rule, Bools]:
     """Return the observations about the engine and its front end, in the order in which their sentences take precedence."""
     has_steps = verdicts.aligned & (verdicts.step_first >= 0)
     # A preempted stream was in none of its steps, so their contents exclude nothing.
     took_part = has_steps & (verdicts.preempted < 0)
-    if steps is None or not len(steps.number):
-        no_prefill = no_recompute = no_throttling = np.zeros(len(took_part), np.bool_)
-    else:
-        throttling = steps.throttling
-        lowered = throttling.hard_ns + throttling.soft_ns > 0
-        no_prefill = _none_in_steps((steps.prefill_tokens > 0) | steps.awaited, verdicts)
-        no_recompute = _none_in_steps(steps.preempted | (steps.limits.recompute_share > 0) | steps.awaited, verdicts)
-        no_throttling = _none_in_steps(~throttling.known | lowered, verdicts)
+    throttling = steps.throttling
+    lowered = throttling.hard_ns + throttling.soft_ns > 0
     return {
         "server on time": gaps.has_server & ~verdicts.aligned & (verdicts.parts[:, _GENERATION] <= error_ns),
-        "no prefill": took_part & no_prefill,
-        "no recompute": took_part & no_recompute,
-        "no throttling": took_part & no_throttling,
+        "no prefill": took_part & _none_in_steps((steps.prefill_tokens > 0) | steps.awaited, verdicts),
+        "no recompute": took_part & _none_in_steps(steps.preempted | (steps.recompute_share > 0) | steps.awaited, verdicts),
+        "no throttling": took_part & _none_in_steps(~throttling.known | lowered, verdicts),
         "duration explained": took_part,
         "sent at once": has_steps,
     }
@@ -76,6 +70,7 @@ def _of_delivery(gaps: Gaps, verdicts: Verdicts, error_ns: Ints) -> dict[Rule, B
 
 def _none_in_steps(marked: Bools, verdicts: Verdicts) -> Bools:
     """Return whether no step that a gap is aligned with is marked."""
-    first, last = np.maximum(verdicts.step_first, 0), np.maximum(verdicts.step_last, 0) + 1
+    # Without steps both indices are -1.
+    first, last = np.maximum(verdicts.step_first, 0), verdicts.step_last + 1
     count = np.concatenate([[0], np.cumsum(marked)])
     return np.asarray(count[last] == count[first])

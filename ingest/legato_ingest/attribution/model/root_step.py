@@ -7,13 +7,13 @@ steps identify the requests, if the requests were recorded.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from legato_ingest.attribution.model.steps import ChargedSteps
+from legato_ingest.attribution.model.joined_steps import JoinedSteps
 from legato_ingest.attribution.model.verdicts import Verdicts
 from legato_ingest.causes import CORE, RESPONSES_MAX, index_of
 from legato_ingest.timeline.ragged import Segments
@@ -32,7 +32,7 @@ class RootSteps:
     ns: Ints
 
 
-def root_steps(steps: ChargedSteps | None, verdicts: Verdicts) -> RootSteps:
+def root_steps(steps: JoinedSteps, verdicts: Verdicts) -> RootSteps:
     """Return the step that caused each gap.
 
     It is the longest step for prefill, recompute, throttling and host causes; the step of the preemption for a preempted stream; the last
@@ -40,8 +40,6 @@ def root_steps(steps: ChargedSteps | None, verdicts: Verdicts) -> RootSteps:
     """
     count = len(verdicts.cause)
     step, took = np.full(count, -1, np.int64), np.zeros(count, np.int64)
-    if steps is None:
-        return RootSteps(step, took)
     evicted = (verdicts.cause == _KV_PRESSURE) & (verdicts.preempted >= 0)
     front = (verdicts.cause == _FRONT_END) & (verdicts.step_last >= 0)
     for name in CORE:
@@ -65,19 +63,19 @@ def _largest(values: Ints, first: Ints, last: Ints) -> tuple[Ints, Ints]:
     return at[hits[np.searchsorted(hits, stretches.starts)]], largest
 
 
-def prompts_in_steps(steps: ChargedSteps, roots: Sequence[int], first_tokens: Mapping[str, int]) -> dict[int, list[str]]:
+def prompts_in_steps(steps: JoinedSteps, roots: Sequence[int], first_tokens: Iterable[tuple[int, str]]) -> dict[int, list[str]]:
     """Return, for root-cause steps of ``scheduling``, the requests that were prefilled in them, the first ``RESPONSES_MAX`` by name.
 
-    ``first_tokens``: by response id, the index of the step that gave the request its first token. A prompt that takes several steps is in
-    all of them up to that step. A step without a first token directly after its prompt is left out.
+    ``first_tokens``: the index of the step that gave a request its first token, and its response id. A prompt that takes several steps is
+    in all of them up to that step. A step without a first token directly after its prompt is left out.
     """
-    order = sorted((step, name) for name, step in first_tokens.items())
+    order = sorted(first_tokens)
     at = np.array([step for step, _ in order], np.int64)
     without = np.concatenate([[0], np.cumsum(steps.prefill_tokens == 0)])
     out: dict[int, list[str]] = {}
     for root in set(roots):
         low = int(np.searchsorted(at, root))
-        if low == len(at) or without[at[low] + 1] > without[root]:
+        if low == len(at) or without[at[low] + 1] > without[root] or steps.group[at[low]] != steps.group[root]:
             continue
         end = min(low + RESPONSES_MAX, int(np.searchsorted(at, at[low], "right")))
         out[root] = [name for _, name in order[low:end]]
@@ -85,7 +83,7 @@ def prompts_in_steps(steps: ChargedSteps, roots: Sequence[int], first_tokens: Ma
 
 
 def responses_of(
-    rows: Ints, roots: Ints, verdicts: Verdicts, own: Sequence[str], steps: ChargedSteps, first_tokens: Mapping[str, int]
+    rows: Ints, roots: Ints, verdicts: Verdicts, own: Sequence[str], steps: JoinedSteps, first_tokens: Iterable[tuple[int, str]]
 ) -> list[list[str]]:
     """Return, for each of the gaps ``rows``, ``RESPONSES_MAX`` response ids at most behind its root-cause step (``roots``, an entry a row).
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +44,15 @@ class Verdicts:
     def at(self, rows: Ints) -> Verdicts:
         """Return the verdicts on these gaps only."""
         return Verdicts(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+    @classmethod
+    def joined(cls, several: Sequence[Verdicts], steps_before: Sequence[int]) -> Verdicts:
+        """Concatenate verdicts. ``steps_before``: of each, the number of steps that precede those of its engine."""
+        together = cls(*(np.concatenate([getattr(each, field.name) for each in several]) for field in fields(cls)))
+        before = np.repeat(np.array(steps_before, np.int64), [len(each.cause) for each in several])
+        shifted = (np.where(steps < 0, steps, steps + before) for steps in (together.step_first, together.step_last, together.preempted))
+        step_first, step_last, preempted = shifted
+        return replace(together, step_first=step_first, step_last=step_last, preempted=preempted)
 
     def names(self) -> list[str]:
         """Return the name of each verdict's cause."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from helpers.builders.attribution import charged_steps, throttling, verdict
+from helpers.builders.attribution import charged_steps, joined, throttling, verdict
 from legato_ingest.attribution.model.confidence import confidences
 from legato_ingest.attribution.model.steps import ChargedSteps
 from legato_ingest.causes import CAUSES, CORE, PARTS, Cause
@@ -21,7 +21,7 @@ def confidence(
     """Return the confidence of one verdict on 400 ms of the cause."""
     one = verdict(cause, {cause: 400} if cause in PARTS else {}, **fields)
     (found,) = confidences(
-        [cause], one, np.array([server]), steps, [{"cpu_wait_us": waited_us}], np.array([False]), np.array([was_preempted])
+        [cause], one, np.array([server]), joined(steps), [{"cpu_wait_us": waited_us}], np.array([False]), np.array([was_preempted])
     )
     return found
 
@@ -94,4 +94,4 @@ def test_a_verdict_with_time_that_no_step_explains_is_not_strong() -> None:
     """A tenth of the stall has no steps; they may arrive late."""
     for generated_ms, expected in ((39, "strong"), (41, "likely")):
         one = verdict("scheduling", {"scheduling": 400 - generated_ms, "generation": generated_ms}, step_first=1, step_last=1)
-        assert confidences(["scheduling"], one, np.array([True]), STEPS, [{}], np.array([False]), np.array([True])) == [expected]
+        assert confidences(["scheduling"], one, np.array([True]), joined(STEPS), [{}], np.array([False]), np.array([True])) == [expected]

@@ -7,7 +7,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from helpers.builders.attribution import MS, charged_steps, client_gap, gap, throttling, verdict
+from helpers.builders.attribution import MS, charged_steps, client_gap, gap, joined, throttling, verdict
 from legato_ingest.attribution.model import exclusion
 from legato_ingest.attribution.model.exclusion import excluded_by_records
 from legato_ingest.attribution.model.gaps import Gaps
@@ -22,7 +22,7 @@ PATH = {"coalescing", "connection", "slow_reader"}
 
 def excluded(gaps: Gaps, verdicts: Verdicts, steps: ChargedSteps | None = None) -> dict[str, str]:
     """Return the excluded causes of one gap, with an error of 1 ms."""
-    (found,) = excluded_by_records(gaps, verdicts, ERROR, steps)
+    (found,) = excluded_by_records(gaps, verdicts, ERROR, joined(steps))
     return found
 
 
@@ -120,6 +120,6 @@ def test_every_rule_of_the_table_is_observed_somewhere() -> None:
     """A rule without an observation would exclude nothing. Two rules are observed in scraped metrics."""
 
     nothing = (client_gap(400), verdict("unknown", {"unknown": 400}), ERROR)
-    observed = {*exclusion._of_steps(*nothing, None), *exclusion._of_delivery(*nothing)}
+    observed = {*exclusion._of_steps(*nothing, joined(None)), *exclusion._of_delivery(*nothing)}
     assert observed | {"counter still", "intervals short"} == set(get_args(Rule))
     assert all(excluded_when(rule) for rule in get_args(Rule))

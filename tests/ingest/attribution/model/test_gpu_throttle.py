@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.builders.attribution import ints
+from helpers.builders.attribution import ints, joined
 from helpers.builders.world import MS, World
 from legato_ingest.attribution.model.charge import charge
 from legato_ingest.attribution.model.evidence import error_bounds_ns, evidence_of
@@ -102,6 +102,12 @@ def judged(world: World, gpus: Sequence[GpuClock]) -> tuple[Gaps, Verdicts, Char
     return gaps, verdicts, steps
 
 
+def excluded(gaps: Gaps, verdicts: Verdicts, steps: ChargedSteps) -> list[dict[str, str]]:
+    """Return the excluded causes of each gap, with the reason."""
+    own = joined(steps, len(gaps.start_ns))
+    return excluded_by_records(gaps, verdicts, error_bounds_ns(gaps, verdicts, own), own)
+
+
 def causes(verdicts: Verdicts) -> set[str]:
     """Return the names of the causes."""
     return set(verdicts.names())
@@ -118,7 +124,7 @@ def test_throttling_is_named_with_its_evidence(soft: bool) -> None:
     gaps, verdicts, steps = judged(World(throttled=BURST), [World(throttled=BURST).gpu(soft=soft)])
     assert causes(verdicts) == {"gpu_clock"}
     assert part(verdicts, "gpu_clock") > 0.95 * float(verdicts.excess_ns.sum()) / MS
-    for evidence in evidence_of(gaps, verdicts, steps):
+    for evidence in evidence_of(gaps, verdicts, joined(steps, len(gaps.start_ns))):
         assert evidence["throttled_us"] > 100_000
         assert (evidence["clock_mhz"], evidence["clock_usual_mhz"]) == (247, 1980)
 
@@ -129,7 +135,7 @@ def test_a_burst_between_two_samples_is_found_by_the_drivers_count() -> None:
     gpu = world.gpu(every_ns=2_000 * MS)
     gaps, verdicts, steps = judged(world, [replace(gpu, mhz=np.full(len(gpu.mhz), 1980.0))])
     assert causes(verdicts) == {"gpu_clock"}
-    assert not [each for each in evidence_of(gaps, verdicts, steps) if each["clock_mhz"] < 1980]
+    assert not [each for each in evidence_of(gaps, verdicts, joined(steps, len(gaps.start_ns))) if each["clock_mhz"] < 1980]
 
 
 def test_a_permanent_power_limit_is_no_cause() -> None:
@@ -159,7 +165,7 @@ def test_a_clock_without_the_drivers_counter_excludes_nothing() -> None:
     silent = GpuClock(np.zeros(0, np.int64), none, none, none)
     gaps, verdicts, steps = judged(world, [world.gpu(), silent])
     assert causes(verdicts) == {"scheduling"} and not steps.throttling.known.any()
-    assert all("gpu_clock" not in each for each in excluded_by_records(gaps, verdicts, error_bounds_ns(gaps, verdicts, steps), steps))
+    assert all("gpu_clock" not in each for each in excluded(gaps, verdicts, steps))
 
 
 def test_no_more_is_charged_than_the_driver_counted() -> None:
@@ -195,8 +201,7 @@ def test_without_samples_throttling_is_neither_named_nor_excluded() -> None:
     for gpus in ([], [gpu], [replace(world.gpu(), times_ns=world.gpu().times_ns - 10**12)]):
         gaps, verdicts, steps = judged(world, gpus)
         assert causes(verdicts) == {"host"}
-        excluded = excluded_by_records(gaps, verdicts, error_bounds_ns(gaps, verdicts, steps), steps)
-        assert all("gpu_clock" not in each for each in excluded)
+        assert all("gpu_clock" not in each for each in excluded(gaps, verdicts, steps))
 
 
 def test_a_gpu_without_throttling_is_excluded() -> None:
@@ -204,7 +209,7 @@ def test_a_gpu_without_throttling_is_excluded() -> None:
     world = World(prefill={n: 1500 for n in range(40, 400, 60)})
     gaps, verdicts, steps = judged(world, [world.gpu()])
     assert causes(verdicts) == {"scheduling"}
-    for each in excluded_by_records(gaps, verdicts, error_bounds_ns(gaps, verdicts, steps), steps):
+    for each in excluded(gaps, verdicts, steps):
         assert each["gpu_clock"] == "no GPU was throttled in its steps"
 
 

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers.builders.attribution import MS, charged_steps, verdict
+from helpers.builders.attribution import MS, charged_steps, joined, verdict
+from legato_ingest.attribution.model.joined_steps import JoinedSteps
 from legato_ingest.attribution.model.root_step import prompts_in_steps, responses_of, root_steps
-from legato_ingest.attribution.model.steps import ChargedSteps
 from legato_ingest.causes import CORE
 
 BASE = {"base": 10}
 
 
-def long_and_longer(cause: str) -> ChargedSteps:
+def long_and_longer(cause: str) -> JoinedSteps:
     """Return four steps, of which the second and the third have a part of this cause."""
-    return charged_steps(BASE, {"base": 10, cause: 100}, {"base": 10, cause: 200}, BASE)
+    return joined(charged_steps(BASE, {"base": 10, cause: 100}, {"base": 10, cause: 200}, BASE))
 
 
 @pytest.mark.parametrize("cause", CORE)
@@ -47,41 +47,47 @@ def test_the_front_ends_root_is_the_step_that_it_did_not_send() -> None:
 def test_other_causes_have_no_root(cause: str) -> None:
     """A stall without steps has none either."""
     assert root_steps(long_and_longer("host"), verdict(cause, {}, step_first=1, step_last=2)).step.tolist() == [-1]
-    assert root_steps(None, verdict("host", {"host": 1})).step.tolist() == [-1]
+    assert root_steps(joined(None), verdict("host", {"host": 1})).step.tolist() == [-1]
 
 
-def prefilled(*prompt_steps: int) -> ChargedSteps:
+def prefilled(*prompt_steps: int) -> JoinedSteps:
     """Return ten steps with prefill in these."""
-    return charged_steps(*({"base": 10, "scheduling": 50} if n in prompt_steps else BASE for n in range(10)))
+    return joined(charged_steps(*({"base": 10, "scheduling": 50} if n in prompt_steps else BASE for n in range(10))))
 
 
 def test_a_prompt_is_in_all_steps_up_to_its_first_token() -> None:
     """Two requests got their first tokens from step 4, the last of three with prefill; later first tokens belong to another prompt."""
     steps = prefilled(2, 3, 4, 7)
-    first_tokens = {"a": 4, "b": 4, "c": 9, "d": 1}
+    first_tokens = [(4, "a"), (4, "b"), (9, "c"), (1, "d")]
     assert prompts_in_steps(steps, [2, 4, 7], first_tokens) == {2: ["a", "b"], 4: ["a", "b"]}
-    assert prompts_in_steps(steps, [], {}) == {} and prompts_in_steps(steps, [2], {}) == {}
+    assert prompts_in_steps(steps, [], []) == {} and prompts_in_steps(steps, [2], []) == {}
+
+
+def test_a_prompt_is_of_its_engine() -> None:
+    """The last step of one engine and the first of the next, both with prefill: the first token of the other is not that of the one."""
+    prompt = charged_steps({"base": 10, "scheduling": 50})
+    assert prompts_in_steps(JoinedSteps.of([prompt, prompt], [1, 1]), [0, 1], [(1, "other")]) == {1: ["other"]}
 
 
 def test_a_step_with_many_requests_names_sixteen_of_them() -> None:
     """Each stall of the step repeats them: 4,000 short requests made 1.2 million ids of 300 stalls."""
-    many = {f"request-{number:03}": 4 for number in reversed(range(50))}
-    (names,) = prompts_in_steps(prefilled(2, 3, 4), [4], {**many, "later": 5}).values()
+    many = [f"request-{number:03}" for number in reversed(range(50))]
+    (names,) = prompts_in_steps(prefilled(2, 3, 4), [4], [*((4, name) for name in many), (5, "later")]).values()
     assert names == [f"request-{number:03}" for number in range(16)]
     rows = [verdict("kv_pressure", {}, step_first=5, step_last=8, preempted=5) for _ in many] + [
         verdict("kv_pressure", {}, step_first=8, step_last=8)
     ]
     both = type(rows[0])(*(np.concatenate([getattr(each, name) for each in rows]) for name in rows[0].__dataclass_fields__))
-    found = responses_of(np.array([50]), np.array([8]), both, [*many, "other"], prefilled(), {})
+    found = responses_of(np.array([50]), np.array([8]), both, [*many, "other"], prefilled(), [])
     assert [len(each) for each in found] == [16]
 
 
 def test_the_time_to_name_requests_grows_with_their_number() -> None:
     """Not with its square: 8,000 steps with a request each took 7 s."""
-    names = {f"{number}": number for number in range(12_000)}
-    many: Any = SimpleNamespace(prefill_tokens=np.ones(len(names)))
+    names = [(number, f"{number}") for number in range(12_000)]
+    many: Any = SimpleNamespace(prefill_tokens=np.ones(len(names)), group=np.zeros(len(names)))
     started = time.process_time()
-    assert len(prompts_in_steps(many, list(names.values()), names)) == len(names)
+    assert len(prompts_in_steps(many, [step for step, _ in names], names)) == len(names)
     assert time.process_time() - started < 2
 
 
@@ -91,7 +97,7 @@ def test_responses_are_those_prefilled_recomputed_or_the_stream_itself() -> None
     rows = np.array([0])
 
     def responses(root: int, cause: str, own: str = "me", **fields: int) -> list[str]:
-        found = responses_of(rows, np.array([root]), verdict(cause, {}, **fields), [own], steps, {"a": 4})
+        found = responses_of(rows, np.array([root]), verdict(cause, {}, **fields), [own], steps, [(4, "a")])
         return found[0]
 
     assert responses(3, "scheduling", step_first=3, step_last=3) == ["a"]
@@ -106,5 +112,5 @@ def test_others_waited_for_the_recompute_of_a_preempted_stream() -> None:
     one = verdict("kv_pressure", {}, step_first=5, step_last=8, preempted=5)
     other = verdict("kv_pressure", {}, step_first=8, step_last=8)
     both = type(one)(*(np.concatenate([getattr(each, name) for each in (one, other)]) for name in one.__dataclass_fields__))
-    found = responses_of(np.array([0, 1]), np.array([5, 8]), both, ["victim", "other"], prefilled(), {})
+    found = responses_of(np.array([0, 1]), np.array([5, 8]), both, ["victim", "other"], prefilled(), [])
     assert found == [["victim"], ["victim"]]
