@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from legato_ingest.attribution.model.engine import EngineRecords
-from legato_ingest.attribution.model.step_model import step_ends
 from legato_ingest.attribution.model.steps import Steps
 from legato_ingest.attribution.model.vantage import Stream
 
 __all__ = ["clock_was_set"]
+
+Ints = NDArray[np.int64]
 
 # A clock that is set by less is not looked for.
 _SET_NS_MIN = 50_000_000
@@ -25,23 +27,24 @@ _SET_NS_MIN = 50_000_000
 _STAYING_SHARE, _EDGE_SHARE, _SAME_SHARE = 0.75, 0.25, 0.125
 
 
-def clock_was_set(records: EngineRecords, streams: Sequence[Stream]) -> bool:
+def clock_was_set(records: EngineRecords, late_ns: Ints, streams: Sequence[Stream]) -> bool:
     """Return whether the clock of the records was set back, or set forward while one of these streams or another one ran.
+
+    ``late_ns``: how long after its end each step was recorded.
 
     Of several pauses only the longest is examined. The time is linear in the number of steps, and logarithmic in that of chunks.
     """
     steps = records.steps
     if (np.diff(steps.recorded_ns)[np.diff(steps.number) == 1] < -_SET_NS_MIN).any():
         return True
-    after, pause_ns = _longest_pause(steps)
+    after, pause_ns = _longest_pause(steps, late_ns)
     return pause_ns >= _SET_NS_MIN and any(_contradicts(records, stream, after, pause_ns) for stream in streams)
 
 
-def _longest_pause(steps: Steps) -> tuple[int, int]:
+def _longest_pause(steps: Steps, late: Ints) -> tuple[int, int]:
     """Return the step before which the records paused the longest beyond the step itself, and for how long; 0: they caught up later."""
     if len(steps.number) < 2:
         return 0, 0
-    late = steps.recorded_ns - step_ends(steps)
     begins_run = (np.diff(steps.number) != 1) | np.isnan(steps.interval_ns[1:])
     paused = np.where(begins_run, 0, np.diff(late))
     after = int(np.argmax(paused)) + 1

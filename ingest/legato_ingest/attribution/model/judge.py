@@ -115,7 +115,10 @@ def judge(evidence: Evidence, thresholds: Thresholds) -> Judgement:
 def _engine(evidence: Evidence) -> Engine | None:
     """Return the group's engine; ``None`` if the clock of its records was set, because then nothing joins them to the streams."""
     records = evidence.engine
-    return None if records is None or clock_was_set(records, evidence.streams) else Engine.of(records)
+    if records is None:
+        return None
+    engine = Engine.of(records)
+    return None if clock_was_set(records, engine.steps.late_ns, evidence.streams) else engine
 
 
 def _gaps_of_stream(stream: Stream, engine: Engine | None, gap_ns_min: int) -> Gaps:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from helpers.builders.world import MS, World
 from legato_ingest.attribution.model.clock_set import clock_was_set
 from legato_ingest.attribution.model.engine import EngineRecords
 from legato_ingest.attribution.model.judge import Evidence, Thresholds, judge
+from legato_ingest.attribution.model.step_model import step_ends
 from legato_ingest.attribution.model.vantage import Stream, Vantage
 
 WORLD = World(prefill={n: 1500 for n in range(40, 400, 60)})
@@ -27,6 +29,11 @@ def records(world: World = WORLD, set_ms: int = 0, offset_ms: int = 0) -> Engine
     return EngineRecords(known, server_offset=(offset, None), client_offsets={"c": offset}, last_step={"r": world.steps - 1})
 
 
+def is_set(known: EngineRecords, streams: Sequence[Stream]) -> bool:
+    """Return whether the clock of these records was set while the streams ran."""
+    return clock_was_set(known, known.steps.recorded_ns - step_ends(known.steps), streams)
+
+
 def stream(world: World = WORLD, first: int = 0, moved_ms: int = 0, **vantages: Vantage | None) -> Stream:
     """Return a stream from this step on, by a clock that had been moved when the stream began."""
     client, server = (Vantage(each.times_ns[first:] + moved_ms * MS, ints(), ints()) for each in (world.client(1), world.server(1)))
@@ -39,7 +46,7 @@ def stream(world: World = WORLD, first: int = 0, moved_ms: int = 0, **vantages: 
 def test_a_clock_that_was_set_joins_nothing(set_ms: int, has_server: bool) -> None:
     """The stream ran while the clock was set: no step explains its stalls, also from the client alone."""
     one = stream() if has_server else stream(server=None)
-    assert clock_was_set(records(set_ms=set_ms), [one])
+    assert is_set(records(set_ms=set_ms), [one])
     out = judge(Evidence([one], records(set_ms=set_ms)), Thresholds(100.0, 50.0))
     assert set(out.verdicts.names()) == {"generation"} and not out.verdicts.aligned.any()
 
@@ -47,8 +54,8 @@ def test_a_clock_that_was_set_joins_nothing(set_ms: int, has_server: bool) -> No
 def test_streams_on_one_side_are_joined_unless_others_gave_the_offset() -> None:
     """The stream began after the clock was set. Most streams that gave the offset had begun before."""
     later = stream(first=SET_AT + 10, moved_ms=500)
-    assert not clock_was_set(records(set_ms=500), [later])
-    assert clock_was_set(records(set_ms=500, offset_ms=500), [later])
+    assert not is_set(records(set_ms=500), [later])
+    assert is_set(records(set_ms=500, offset_ms=500), [later])
 
 
 @pytest.mark.parametrize(
@@ -57,14 +64,14 @@ def test_streams_on_one_side_are_joined_unless_others_gave_the_offset() -> None:
 )
 def test_other_pauses_are_no_clock_that_was_set(world: World) -> None:
     """Long steps, and a front end that was frozen, also at the end of the records."""
-    assert not clock_was_set(records(world), [stream(world), stream(world, server=None)])
+    assert not is_set(records(world), [stream(world), stream(world, server=None)])
 
 
 def test_a_front_end_that_stays_late_was_not_set() -> None:
     """All records and sends are 500 ms late from one step on."""
     late = 500 * MS * (np.arange(WORLD.steps) >= SET_AT)
     own = Vantage(WORLD.server(1).times_ns + late, ints(), ints())
-    assert not clock_was_set(records(set_ms=500), [stream(judged=own, server=own)])
+    assert not is_set(records(set_ms=500), [stream(judged=own, server=own)])
 
 
 def test_few_steps_or_chunks_are_no_error() -> None:
@@ -72,5 +79,5 @@ def test_few_steps_or_chunks_are_no_error() -> None:
     empty = Vantage(ints(), ints(), ints())
     for count in (0, 1):
         few = EngineRecords(steps([20] * count, [20] * count), server_offset=(0, None))
-        assert not clock_was_set(few, [stream()])
-    assert not clock_was_set(records(set_ms=500), [stream(judged=empty, server=empty)])
+        assert not is_set(few, [stream()])
+    assert not is_set(records(set_ms=500), [stream(judged=empty, server=empty)])
