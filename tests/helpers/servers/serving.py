@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pathlib
 import socket
@@ -21,7 +22,7 @@ from helpers.builders.spans import native_span, request
 from helpers.servers.ports import free_port
 from helpers.servers.stores import copy_migrated
 
-__all__ = ["Served", "legato", "post_streams", "serve_process", "served", "serving"]
+__all__ = ["Served", "legato", "legato_json", "post_streams", "serve_process", "served", "serving"]
 
 _PATIENCE_S = 180
 
@@ -77,6 +78,13 @@ def legato(*arguments: str, environ: Mapping[str, str] | None = None, timeout_s:
     """Run the command `legato` and return its result."""
     command = [sys.executable, "-m", "legato_ingest", *arguments]
     return subprocess.run(command, env={**os.environ, **(environ or {})}, capture_output=True, text=True, timeout=timeout_s, check=False)
+
+
+def legato_json(*arguments: str, environ: Mapping[str, str] | None = None) -> Any:
+    """Run a command with ``--json`` and return its answer. Fails with what the command wrote if it has none."""
+    done = legato(*arguments, "--json", environ=environ)
+    assert done.returncode == 0 and done.stdout, f"legato {' '.join(arguments)} ended with status {done.returncode}: {done.stderr}"
+    return json.loads(done.stdout)
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import pathlib
 import re
 import signal
@@ -16,7 +15,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from helpers.servers.serving import Served, legato, post_streams, serve_process
+from helpers.servers.serving import Served, legato, legato_json, post_streams, serve_process
 from helpers.servers.stores import copy_migrated
 from helpers.servers.waiting import until
 
@@ -45,7 +44,7 @@ def send(server: Served, spans: int) -> None:
 
 def test_status_and_apply_use_the_admin_socket(server: Served) -> None:
     """While serve holds the store, commands use its admin socket."""
-    status = json.loads(legato("schema", "status", "--json", environ=server.environ).stdout)
+    status = legato_json("schema", "status", environ=server.environ)
     assert status["newest_applied"] == len(status["files"]) == len(list(SCHEMA.glob("*.sql")))
     assert all(file["applied"] and not file["changed"] for file in status["files"])
     applied = legato("schema", "apply", environ=server.environ)

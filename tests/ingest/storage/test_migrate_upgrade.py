@@ -14,7 +14,7 @@ import pytest
 from helpers.builders.spans import native_span, request
 from helpers.repo.repository import ROOT
 from helpers.servers.reading import stream, streams_in
-from helpers.servers.serving import legato, serve_process
+from helpers.servers.serving import legato, legato_json, serve_process
 from helpers.servers.waiting import until
 from legato_ingest.metrics import Metrics
 from legato_ingest.rollups.worker import RollupWorker
@@ -119,7 +119,7 @@ def test_the_commands_upgrade_it(tmp_path: pathlib.Path) -> None:
     assert before.returncode == 0 and "the store has the 26 files that 0001 to 0022 replaced" in before.stdout.replace("\n", " ")
     applied = legato("schema", "apply", environ=environ)
     assert applied.returncode == 0 and f"{NEWEST - BASELINE} applied; the schema is current" in applied.stdout, applied.stderr
-    after = json.loads(legato("schema", "status", "--json", environ=environ).stdout)
+    after = legato_json("schema", "status", environ=environ)
     assert after["note"] == "" and after["newest_applied"] == NEWEST
     assert all(file["applied"] and not file["changed"] for file in after["files"])
 
