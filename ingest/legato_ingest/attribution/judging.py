@@ -18,7 +18,7 @@ from legato_ingest.columns import REPLAYS, VERDICTS
 
 __all__ = ["Judged", "Judging", "judged_rows"]
 
-# Rows are made of so many steps together (20 MB of them in the judgements, and half as much joined).
+# Rows are made of so many steps together (25 MB of them in the judgements, and half as much joined).
 _STEPS_MAX = 100_000
 
 
