@@ -14,8 +14,6 @@ import threading
 import time
 from collections.abc import Iterator
 
-import pytest
-
 from demo.recording import load
 from helpers.servers.ports import free_port
 from helpers.servers.serving import legato
@@ -25,13 +23,19 @@ _PATIENCE_S = 300.0
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
+def _temporary(data: pathlib.Path) -> pathlib.Path:
+    return data / "tmp"
+
+
 @contextlib.contextmanager
 def _demo(data: pathlib.Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """Run a demo on free ports and kill it at the end of the block, also when an assertion in the block fails."""
-    ports = ["--otlp-port", str(free_port()), "--read-port", str(free_port())]
+    # Two demos that start together would both find the default port free.
+    ports = [text for option in ("--otlp-port", "--read-port", "--web-port") for text in (option, str(free_port()))]
     command = [sys.executable, "-m", "demo", "--data", str(data), *ports, *arguments]
-    # As wide as without COLUMNS: pytest's own environment may name another width.
-    environ = {**os.environ, "COLUMNS": "120"}
+    # A demo that is killed leaves its temporary files. As wide as without COLUMNS: pytest's own environment may name another width.
+    _temporary(data).mkdir(exist_ok=True)
+    environ = {**os.environ, "TMPDIR": str(_temporary(data)), "COLUMNS": "120"}
     with subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
             yield process
@@ -96,12 +100,8 @@ def test_the_demo_shows_what_was_recorded(tmp_path: pathlib.Path) -> None:
     assert _processes(tmp_path) == {}
 
 
-def test_ctrl_c_leaves_nothing_behind(
-    tmp_path: pathlib.Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_leaves_nothing_behind(tmp_path: pathlib.Path) -> None:
     """Interrupted in mid-stream, the demo ends its processes, removes its temporary files, prints that, and exits with status 130."""
-    own_tmp = tmp_path_factory.mktemp("own_tmp")
-    monkeypatch.setenv("TMPDIR", str(own_tmp))
     with _demo(tmp_path, "--recording", "calm") as process:
         _read_until(process, "replays calm")
         _wait_for(tmp_path, {"serve", "agent", "server", "clients"})
@@ -110,7 +110,7 @@ def test_ctrl_c_leaves_nothing_behind(
     assert process.returncode == 130
     assert "stopped" in output
     assert _processes(tmp_path) == {}
-    assert not list(own_tmp.iterdir())
+    assert not list(_temporary(tmp_path).iterdir())
 
 
 def test_killing_the_demo_ends_its_children(tmp_path: pathlib.Path) -> None:
