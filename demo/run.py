@@ -146,7 +146,7 @@ def recorded(plan: Plan, data_dir: pathlib.Path, endpoints: Endpoints, console: 
             _replay(children, plan, endpoints, console)
             yield children
     finally:
-        # After its agent has ended: a running agent makes the pipe again.
+        # Only after the agent has ended: a running agent creates the pipe again.
         shutil.rmtree(endpoints.engine_pipe.parent, ignore_errors=True)
 
 

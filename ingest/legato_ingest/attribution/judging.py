@@ -61,22 +61,22 @@ def judged_rows(groups: Sequence[Evidence], thresholds: Thresholds, judged_at_ns
     steps = 0
     for evidence in groups:
         try:
-            judgement = judge(evidence, thresholds)
+            # No other name keeps a judgement while the next one is made.
+            waiting.append(judge(evidence, thresholds))
         except Exception as error:
             parts.append(Judged.failed(error))
             continue
-        waiting.append(judgement)
-        steps += len(judgement.engine.steps.number) if judgement.engine is not None else 0
+        steps += waiting[-1].step_count
         if steps > _STEPS_MAX:
             parts.append(_rows(waiting, thresholds, judged_at_ns))
             waiting, steps = [], 0
-    return Judged.joined([*parts, _rows(waiting, thresholds, judged_at_ns)])
+    if waiting:
+        parts.append(_rows(waiting, thresholds, judged_at_ns))
+    return Judged.joined(parts)
 
 
 def _rows(judgements: Sequence[Judgement], thresholds: Thresholds, judged_at_ns: int) -> Judged:
-    """Return the rows of these judgements; if one fails, those of the others."""
-    if not judgements:
-        return Judged(0, REPLAYS.empty, VERDICTS.empty)
+    """Return the rows of these judgements, at least one. If rows of one cannot be made, return those of the others, and the error."""
     try:
         counterfactuals = counterfactual_rows(judgements, thresholds.gap_ns, judged_at_ns)
         verdicts = verdict_rows(Judgements.of(judgements), judged_at_ns)

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from legato_ingest.attribution.model.confidence import confidences
 from legato_ingest.attribution.model.evidence import error_bounds_ns, evidence_of
 from legato_ingest.attribution.model.exclusion import excluded_by_records
+from legato_ingest.attribution.model.gaps import Gaps
+from legato_ingest.attribution.model.joined_steps import JoinedSteps
 from legato_ingest.attribution.model.judgements import Judgements
 from legato_ingest.attribution.model.root_step import responses_of, root_steps
 from legato_ingest.attribution.model.verdicts import Verdicts
@@ -36,9 +38,13 @@ _NOTHING: tuple[tuple[str, pa.DataType, object], ...] = (
 
 def verdict_rows(judged: Judgements, judged_at_ns: int) -> pa.Table:
     """Return the rows, those of withdrawn stalls with the cause ``base``."""
-    verdicts = judged.verdicts.at(judged.rows)
+    gaps, verdicts, steps = judged.gaps.at(judged.rows), judged.verdicts.at(judged.rows), judged.steps.at(judged.rows)
     causes = [HEALTHY if withdrawn else name for name, withdrawn in zip(verdicts.names(), judged.is_withdrawn.tolist(), strict=True)]
-    columns = {**_identity(judged, judged_at_ns), **_verdict(judged, verdicts, causes), **_basis(judged, verdicts)}
+    columns = {
+        **_identity(judged, gaps, judged_at_ns),
+        **_verdict(judged, gaps, verdicts, steps, causes),
+        **_basis(judged, gaps, verdicts, steps),
+    }
     return VERDICTS.rows(columns)
 
 
@@ -69,10 +75,10 @@ def withdrawn_rows(stalls: pa.Table, judged_at_ns: int) -> pa.Table:
     )
 
 
-def _identity(judged: Judgements, judged_at_ns: int) -> dict[str, pa.Array]:
-    """Return the columns that identify a gap and its judgement."""
+def _identity(judged: Judgements, gaps: Gaps, judged_at_ns: int) -> dict[str, pa.Array]:
+    """Return the columns that identify a gap and its judgement. ``gaps``: those of the rows."""
     rows = judged.rows
-    streams, gaps = [judged.streams[owner] for owner in judged.owners[rows].tolist()], judged.gaps.at(rows)
+    streams = [judged.streams[owner] for owner in judged.owners[rows].tolist()]
     starts = np.array([stream.start_ns for stream in streams], np.int64)
     return {
         "tenant": pa.array([stream.tenant for stream in streams], pa.string()),
@@ -87,35 +93,33 @@ def _identity(judged: Judgements, judged_at_ns: int) -> dict[str, pa.Array]:
     }
 
 
-def _verdict(judged: Judgements, verdicts: Verdicts, causes: list[str]) -> dict[str, pa.Array]:
-    """Return the columns of the verdict itself. ``verdicts``: those of the rows."""
+def _verdict(judged: Judgements, gaps: Gaps, verdicts: Verdicts, steps: JoinedSteps, causes: list[str]) -> dict[str, pa.Array]:
+    """Return the columns of the verdict itself. ``gaps``, ``verdicts`` and ``causes``: those of the rows."""
     rows = judged.rows
     streams = [judged.streams[owner] for owner in judged.owners[rows].tolist()]
-    has_server = judged.gaps.has_server[rows] & np.array([stream.server is not None for stream in streams], np.bool_)
+    has_server = gaps.has_server & np.array([stream.server is not None for stream in streams], np.bool_)
     parts = [[(name, ns) for name, ns in zip(PARTS, row, strict=True) if ns] for row in verdicts.parts.tolist()]
     has_client = [stream.has_client for stream in streams]
     vantages = (("client", has_client), ("server", has_server.tolist()), ("engine", verdicts.aligned.tolist()))
     missing = [[name for name, seen in vantages if not seen[row]] for row in range(len(rows))]
     cpu_waits = [judged.cpu_waits.get(row, {}) for row in rows.tolist()]
-    is_open, was_preempted, steps = judged.gaps.is_open[rows], judged.was_preempted[rows], judged.steps.at(rows)
+    was_preempted = judged.was_preempted[rows]
     return {
         "excess_us": pa.array((verdicts.excess_ns // 1000).astype(np.uint64)),
         "cause": pa.array(causes, pa.string()),
-        "confidence": pa.array(confidences(causes, verdicts, has_server, steps, cpu_waits, is_open, was_preempted), pa.string()),
+        "confidence": pa.array(confidences(causes, verdicts, has_server, steps, cpu_waits, gaps.is_open, was_preempted), pa.string()),
         "share": pa.array(verdicts.share.astype(np.float32)),
         "parts": pa.array(parts, pa.map_(pa.string(), pa.int64())),
         "missing": pa.array(missing, pa.list_(pa.string())),
     }
 
 
-def _basis(judged: Judgements, verdicts: Verdicts) -> dict[str, pa.Array]:
-    """Return the columns that the verdict rests on. ``verdicts``: those of the rows."""
-    rows = judged.rows
-    gaps, steps = judged.gaps.at(rows), judged.steps.at(rows)
+def _basis(judged: Judgements, gaps: Gaps, verdicts: Verdicts, steps: JoinedSteps) -> dict[str, pa.Array]:
+    """Return the columns that the verdict rests on. ``gaps`` and ``verdicts``: those of the rows."""
     errors = error_bounds_ns(gaps, verdicts, steps)
     evidence = evidence_of(gaps, verdicts, steps)
     excluded = excluded_by_records(gaps, verdicts, errors, steps)
-    for numbers, reasons, row in zip(evidence, excluded, rows.tolist(), strict=True):
+    for numbers, reasons, row in zip(evidence, excluded, judged.rows.tolist(), strict=True):
         numbers.update(judged.cpu_waits.get(row, {}))
         reasons.update({cause: reason for cause, reason in judged.excluded[row].items() if cause not in reasons})
     return {

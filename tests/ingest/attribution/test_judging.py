@@ -84,7 +84,7 @@ def test_the_rows_do_not_depend_on_how_many_groups_are_together(monkeypatch: pyt
     monkeypatch.setattr(judging, "verdict_rows", counting)
     monkeypatch.setattr(judging, "_STEPS_MAX", 500)
     assert judged_rows(several, THRESHOLDS, JUDGED_AT_NS) == together
-    assert len(steps) > 2 and max(steps) <= 900, "that of a group more at most"
+    assert len(steps) > 2 and max(steps) <= 900, "at most one group beyond the limit"
     assert judged_rows([], THRESHOLDS, JUDGED_AT_NS) == Judged.joined([])
 
 

@@ -41,17 +41,17 @@ def clock_was_set(records: EngineRecords, late_ns: Ints, streams: Sequence[Strea
     return pause_ns >= _SET_NS_MIN and any(_contradicts(records, stream, after, pause_ns) for stream in streams)
 
 
-def _longest_pause(steps: Steps, late: Ints) -> tuple[int, int]:
+def _longest_pause(steps: Steps, late_ns: Ints) -> tuple[int, int]:
     """Return the step before which the records paused the longest beyond the step itself, and for how long; 0: they caught up later."""
     if len(steps.number) < 2:
         return 0, 0
     begins_run = (np.diff(steps.number) != 1) | np.isnan(steps.interval_ns[1:])
-    paused = np.where(begins_run, 0, np.diff(late))
+    paused = np.where(begins_run, 0, np.diff(late_ns))
     after = int(np.argmax(paused)) + 1
     pause = int(paused[after - 1])
     later_runs = np.flatnonzero(begins_run[after:])
-    until = after + 1 + int(later_runs[0]) if len(later_runs) else len(late)
-    return after, pause if late[after:until].min() - late[after - 1] >= _STAYING_SHARE * pause else 0
+    until = after + 1 + int(later_runs[0]) if len(later_runs) else len(late_ns)
+    return after, pause if late_ns[after:until].min() - late_ns[after - 1] >= _STAYING_SHARE * pause else 0
 
 
 def _contradicts(records: EngineRecords, stream: Stream, after: int, pause_ns: int) -> bool:

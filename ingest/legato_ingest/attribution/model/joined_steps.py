@@ -1,4 +1,4 @@
-"""The steps of the engines of several groups of streams, one engine's after another's, as far as rows about verdicts show them.
+"""The steps of several engines in one array a column: the columns that rows about verdicts need.
 
 Steps are charged engine by engine (`step_model`), but rows are made of many engines at once: a function costs as much for the one gap of an
 engine as for all gaps of a hundred. The module computes nothing about a verdict.
@@ -17,6 +17,7 @@ from legato_ingest.attribution.model.gpu_throttle import Throttling
 from legato_ingest.attribution.model.median import median
 from legato_ingest.attribution.model.steps import ChargedSteps, StepParts
 from legato_ingest.causes import STEP_PARTS
+from legato_ingest.timeline.ragged import Segments
 
 __all__ = ["JoinedSteps"]
 
@@ -57,7 +58,7 @@ class JoinedSteps:
         mhz = [steps.usual_mhz if steps is not None else np.nan for steps in engines]
         work_steps = [steps.work_steps if steps is not None else np.iinfo(np.int64).max for steps in engines]
         return cls(
-            group=np.repeat(np.arange(len(engines)), counts),
+            group=Segments.of_lengths(np.array(counts)).owners(),
             number=_joined(np.int64, (each.number for each in known)),
             recorded_ns=_joined(np.int64, (each.recorded_ns for each in known)),
             late_ns=_joined(np.int64, (each.late_ns for each in known)),
@@ -85,4 +86,6 @@ class JoinedSteps:
 
 
 def _joined(kind: type[np.generic], columns: Iterable[NDArray[Any]]) -> NDArray[Any]:
-    return np.concatenate([np.zeros(0, kind), *columns])
+    several = list(columns)
+    # A single engine may have a million steps, which need no copy.
+    return several[0] if len(several) == 1 else np.concatenate([np.zeros(0, kind), *several])

@@ -81,6 +81,11 @@ class Judgement:
     stalls: Ints
     withdrawn: Ints
 
+    @property
+    def step_count(self) -> int:
+        """The number of steps of the engine; 0 without one."""
+        return len(self.engine.steps.number) if self.engine is not None else 0
+
 
 def judge(evidence: Evidence, thresholds: Thresholds) -> Judgement:
     """Judge the gaps of a group of streams."""

@@ -17,6 +17,7 @@ from legato_ingest.attribution.model.joined_steps import JoinedSteps
 from legato_ingest.attribution.model.judge import Judgement
 from legato_ingest.attribution.model.vantage import Stream
 from legato_ingest.attribution.model.verdicts import Verdicts
+from legato_ingest.timeline.ragged import Segments
 
 __all__ = ["Judgements"]
 
@@ -52,7 +53,7 @@ class Judgements:
         steps = [engine.steps if engine is not None else None for engine in engines]
         gaps = [len(each.owners) for each in groups]
         gaps_before, streams_before = _before(gaps), _before([len(each.streams) for each in groups])
-        steps_before = _before([len(each.number) if each is not None else 0 for each in steps])
+        steps_before = _before([each.step_count for each in groups])
         rows = [row + before for each, before in zip(groups, gaps_before, strict=True) for row in (each.stalls, each.withdrawn)]
         return cls(
             streams=list(chain.from_iterable(each.streams for each in groups)),
@@ -78,7 +79,8 @@ class Judgements:
 
 def _before(counts: Sequence[int]) -> list[int]:
     """Return how many entries precede those of each group."""
-    return [0, *np.cumsum(counts).tolist()][: len(counts)]
+    before: list[int] = Segments.of_lengths(np.array(counts)).starts.tolist()
+    return before
 
 
 def _was_preempted(judgement: Judgement) -> Bools:

@@ -76,7 +76,6 @@ def test_throttling_is_evidence_with_the_clock_that_was_seen() -> None:
     assert numbers["throttled_us"] == 80_000 and numbers["clock_mhz"] == 600 and "clock_usual_mhz" not in numbers
     blind = charged_steps(BASE, throttled, throttled, state=throttling(3, known=True, hard_ms=5))
     assert not {"clock_mhz", "clock_usual_mhz"} & set(evidence_of(gap(10, 210, 10, 210), own, joined(blind))[0])
-    assert (
-        "throttled_us" not in evidence_of(gap(10, 210, 10, 210), verdict("host", {"host": 1}, step_first=1, step_last=2), joined(steps))[0]
-    )
+    host = verdict("host", {"host": 1}, step_first=1, step_last=2)
+    assert "throttled_us" not in evidence_of(gap(10, 210, 10, 210), host, joined(steps))[0]
     assert np.isnan(steps.usual_mhz)

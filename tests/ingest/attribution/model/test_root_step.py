@@ -12,6 +12,7 @@ import pytest
 from helpers.builders.attribution import MS, charged_steps, joined, verdict
 from legato_ingest.attribution.model.joined_steps import JoinedSteps
 from legato_ingest.attribution.model.root_step import prompts_in_steps, responses_of, root_steps
+from legato_ingest.attribution.model.verdicts import Verdicts
 from legato_ingest.causes import CORE
 
 BASE = {"base": 10}
@@ -64,7 +65,7 @@ def test_a_prompt_is_in_all_steps_up_to_its_first_token() -> None:
 
 
 def test_a_prompt_is_of_its_engine() -> None:
-    """The last step of one engine and the first of the next, both with prefill: the first token of the other is not that of the one."""
+    """The last step of one engine and the first step of the next have prefill. A first token of the next engine names no prompt of the other."""
     prompt = charged_steps({"base": 10, "scheduling": 50})
     assert prompts_in_steps(JoinedSteps.of([prompt, prompt], [1, 1]), [0, 1], [(1, "other")]) == {1: ["other"]}
 
@@ -77,7 +78,7 @@ def test_a_step_with_many_requests_names_sixteen_of_them() -> None:
     rows = [verdict("kv_pressure", {}, step_first=5, step_last=8, preempted=5) for _ in many] + [
         verdict("kv_pressure", {}, step_first=8, step_last=8)
     ]
-    both = type(rows[0])(*(np.concatenate([getattr(each, name) for each in rows]) for name in rows[0].__dataclass_fields__))
+    both = Verdicts.joined(rows, [0] * len(rows))
     found = responses_of(np.array([50]), np.array([8]), both, [*many, "other"], prefilled(), [])
     assert [len(each) for each in found] == [16]
 
@@ -111,6 +112,6 @@ def test_others_waited_for_the_recompute_of_a_preempted_stream() -> None:
     """The preempted stream's stall ended with step 8, the root-cause step of the other stream's stall."""
     one = verdict("kv_pressure", {}, step_first=5, step_last=8, preempted=5)
     other = verdict("kv_pressure", {}, step_first=8, step_last=8)
-    both = type(one)(*(np.concatenate([getattr(each, name) for each in (one, other)]) for name in one.__dataclass_fields__))
+    both = Verdicts.joined([one, other], [0, 0])
     found = responses_of(np.array([0, 1]), np.array([5, 8]), both, ["victim", "other"], prefilled(), [])
     assert found == [["victim"], ["victim"]]
