@@ -65,7 +65,7 @@ def test_a_prompt_is_in_all_steps_up_to_its_first_token() -> None:
 
 
 def test_a_prompt_is_of_its_engine() -> None:
-    """The last step of one engine and the first step of the next have prefill. The next engine's first token belongs to its prompt alone."""
+    """The last step of one engine and the first of the next have prefill. The first token of the next engine is of its prompt alone."""
     prompt = charged_steps({"base": 10, "scheduling": 50})
     assert prompts_in_steps(JoinedSteps.of([prompt, prompt], [1, 1]), [0, 1], [(1, "other")]) == {1: ["other"]}
 
